@@ -1,0 +1,1 @@
+"""Preemptive prefill serving that keeps TTFT promises (FlowPrefill, arXiv:2602.16603)."""

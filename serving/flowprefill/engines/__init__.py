@@ -1,0 +1,1 @@
+"""Engines run batches. One protocol (`protocol.py`), one contract suite, several implementations."""
