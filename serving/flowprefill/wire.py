@@ -16,6 +16,9 @@ XARG_TARGET_S = "ttft_target"
 XARG_CLASS = "slo_class"
 """`vllm_xargs` key: the SLO class's name."""
 
+KV_RELEASE_PATH = "/v1/kv/{remote_request_id}"
+"""`DELETE` on a prefill pod's API port: nobody will pull this request's KV. 204, also for unknown ids."""
+
 
 class _Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -1,0 +1,1 @@
+"""The OpenAI API as text: request models, the error envelope, streams, responses. No sockets, no engine."""
