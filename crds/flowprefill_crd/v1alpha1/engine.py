@@ -1,0 +1,46 @@
+"""The engine that runs prefill and decode steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from flowprefill_crd.base import ApiObject
+
+EngineType = Literal["torch", "vllm", "simulated"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Engine(ApiObject):
+    """The engine inside prefill and decode pods."""
+
+    type: EngineType = "torch"
+    """Which engine runs: torch (Hugging Face models, on CPU and GPU), vllm (stock vLLM with our plugin) or
+    simulated (sleeps as a cost model says; for tests). Restarts pods."""
+
+    image: Annotated[str, StringConstraints(pattern=r"^[!-~]+$", min_length=1, max_length=512)] | None = None
+    """Image of prefill and decode pods; the operator's default for the engine when absent. Restarts pods."""
+
+    args: Annotated[tuple[Annotated[str, StringConstraints(max_length=1024)], ...], Field(max_length=64)] = ()
+    """Further command line arguments for the engine, one string each. Restarts pods."""
+
+    dtype: Dtype = "auto"
+    """Number format of weights and KV cache; auto takes the model's own. Restarts pods."""
+
+    kv_cache_tokens: Annotated[int, Field(ge=16, le=100_000_000)] | None = None
+    """Size of each pod's KV cache, in tokens; derived from the memory of the pod when absent. Restarts pods."""
+
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    """Tokens in one block of the KV cache. Restarts pods."""
+
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPU threads that one operator of the torch engine may use. Restarts pods."""
+
+    operator_tile_tokens: Annotated[int, Field(ge=16, le=131_072)] | None = None
+    """Most tokens that one operator works on between two preemption points; derived from
+    maxGapMilliseconds when absent. Restarts pods."""
+
+    max_gap_milliseconds: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Longest time between two preemption points, in milliseconds. Long operators are cut into tiles to
+    stay below it. Restarts pods."""
