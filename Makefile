@@ -1,0 +1,48 @@
+# `make` alone prints the targets.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+JOBS ?= 2
+SET ?= local
+# One compute thread a process: OpenMP workers that spin on shared cores slow everything by an order.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help
+help: ## Print the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Create .venv with everything the demo and the tests need
+	@VENV=$(VENV) sh scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## Set up, then replay the demo load on a real model under S-EDF with preemption and under FCFS
+	@$(BIN)/flowprefill demo
+
+.PHONY: test
+test: setup ## Set up, then run the unit, contract, integration and charts suites
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: setup ## Check format, types and import rules
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+.PHONY: fmt
+fmt: setup ## Format the code
+	@$(BIN)/ruff check --fix-only -q . && $(BIN)/ruff format .
+
+.PHONY: crds
+crds: setup ## Write the CRD, the chart's copy and the field reference from the API types
+	@$(BIN)/python -m flowprefill_crd.generate
+
+.PHONY: figures
+figures: setup ## Measure the figures of SET (local) on this machine and write results/figures.json
+	@$(BIN)/flowprefill bench figures --set $(SET)
+
+.PHONY: clean
+clean: ## Remove .venv, caches and results (the model cache stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis results dist

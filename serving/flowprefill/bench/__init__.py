@@ -1,0 +1,1 @@
+"""Benchmarks: loads, open-loop replay, reports, the demonstration and the figures."""

@@ -1,0 +1,180 @@
+"""The demo load: short chat prompts and long documents that share one prefill engine.
+
+Every length and the rate follow from how fast this machine prefills, so that the load presses a laptop and a
+server equally hard. One seed gives one load, whatever the system it is replayed against.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from flowprefill.bench.text import paragraphs, prose
+
+CHAT, DOCUMENT = "chat", "document"
+SHORT_SHARE = 0.7
+MIN_SHORT_TOKENS, MAX_SHORT_TOKENS = 64, 256
+MIN_RATIO, MAX_RATIO = 10, 16
+LONGEST_PREFILL_S = 2.0
+LOAD = 0.75
+SLO_FACTOR = {CHAT: 6.0, DOCUMENT: 8.0}
+MAX_ANSWER_TOKENS = 16
+FOLLOW_UP_SHARE = 0.25
+"""Share of document requests that ask a new question about a document sent before (a prefix hit)."""
+
+QUESTIONS = (
+    "What is this passage about?",
+    "Summarise the text in one sentence.",
+    "Name one rule that the text states.",
+    "Which term does the text define?",
+    "What should a reader remember from this?",
+)
+
+
+class Tokens(Protocol):
+    """The part of a tokenizer that lengths need."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Lengths of the load in tokens, chosen for one machine."""
+
+    short_mean: int
+    short_range: tuple[int, int]
+    document_range: tuple[int, int]
+
+    @property
+    def document_mean(self) -> int:
+        return sum(self.document_range) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadItem:
+    """One request to send `at_s` seconds after the start.
+
+    `target_tokens` is the length aimed at; the server's own count comes back in the answer's usage.
+    `shared_tokens` of them are expected to hit the prefix cache.
+    """
+
+    at_s: float
+    slo_class: str
+    prompt: str
+    target_tokens: int
+    shared_tokens: int
+    max_tokens: int
+
+
+def choose_shape(predict_s: Callable[[int], float], max_model_len: int) -> Shape:
+    """Lengths such that the longest document prefills in at most `LONGEST_PREFILL_S`, 16 times a mean short one.
+
+    On a machine too slow for 16 x 64 tokens the range of documents narrows from above, never below 10 times
+    the mean short prompt; raises ValueError when even that takes too long for the load to make sense.
+    """
+    fits = [
+        n
+        for n in range(MIN_SHORT_TOKENS * MIN_RATIO, max_model_len - 64, 16)
+        if predict_s(n) <= LONGEST_PREFILL_S
+    ]
+    longest = max(fits, default=0)
+    short_low = MIN_SHORT_TOKENS
+    # Means stay a quarter above the floor, so that short prompts vary too.
+    short_mean = min(max(longest // MAX_RATIO, short_low * 5 // 4), MAX_SHORT_TOKENS * 4 // 5)
+    longest = min(longest, MAX_RATIO * short_mean)
+    shortest = MIN_RATIO * short_mean
+    if longest < shortest:
+        short_mean = short_low
+        shortest = MIN_RATIO * short_mean
+        longest = max(longest, shortest)
+    if predict_s(shortest) > 2 * LONGEST_PREFILL_S:
+        raise ValueError(
+            f"a prompt of {shortest} tokens prefills in {predict_s(shortest):.1f} s here; the demo load needs at "
+            f"most {2 * LONGEST_PREFILL_S:.0f} s: close other programs, or use a faster machine"
+        )
+    return Shape(
+        short_mean=short_mean,
+        short_range=(short_low, min(2 * short_mean - short_low, MAX_SHORT_TOKENS)),
+        document_range=(shortest, longest),
+    )
+
+
+def cut(tokens: Tokens, start: int, num_tokens: int) -> str:
+    """Prose of `num_tokens` tokens (give or take one), from paragraph `start` on."""
+    ids: list[int] = []
+    for paragraph in prose(start):
+        ids.extend(tokens.encode(paragraph + "\n"))
+        if len(ids) >= num_tokens:
+            return tokens.decode(ids[:num_tokens])
+    raise AssertionError("prose never ends")
+
+
+def make_load(
+    tokens: Tokens,
+    shape: Shape,
+    *,
+    num_short: int,
+    seed: int,
+    overhead_tokens: int = 0,
+) -> tuple[LoadItem, ...]:
+    """A load with at least `num_short` short requests, at unit rate (arrivals in mean service times).
+
+    `overhead_tokens` is what the chat template adds. Arrivals are Poisson at 1 per second; `at_rate` stretches
+    them to a real rate.
+    """
+    rng = random.Random(seed)
+    items: list[LoadItem] = []
+    sent: list[tuple[int, int]] = []  # (paragraph, tokens of text) of documents sent before
+    now_s, shorts = 0.0, 0
+    while shorts < num_short:
+        now_s += rng.expovariate(1.0)
+        question = rng.choice(QUESTIONS)
+        question_tokens = len(tokens.encode(question)) + 2
+        start = rng.randrange(len(paragraphs()))
+        shared = 0
+        if rng.random() < SHORT_SHARE:
+            slo_class, low, high = CHAT, *shape.short_range
+            shorts += 1
+        else:
+            slo_class, low, high = DOCUMENT, *shape.document_range
+        length = rng.randint(low, high)
+        text_tokens = max(length - overhead_tokens - question_tokens, 8)
+        if slo_class == DOCUMENT:
+            if sent and rng.random() < FOLLOW_UP_SHARE:
+                start, text_tokens = rng.choice(sent[-4:])
+                length = text_tokens + overhead_tokens + question_tokens
+                shared = text_tokens
+            else:
+                sent.append((start, text_tokens))
+        items.append(
+            LoadItem(
+                at_s=now_s,
+                slo_class=slo_class,
+                prompt=f"{cut(tokens, start, text_tokens)}\n\n{question}",
+                target_tokens=length,
+                shared_tokens=shared,
+                max_tokens=rng.randint(MAX_ANSWER_TOKENS // 2, MAX_ANSWER_TOKENS),
+            )
+        )
+    return tuple(items)
+
+
+def mean_service_s(items: Sequence[LoadItem], predict_s: Callable[[int, int], float]) -> float:
+    """Mean predicted prefill time of this load, net of expected prefix hits, in seconds."""
+    return sum(predict_s(i.target_tokens - i.shared_tokens, i.shared_tokens) for i in items) / len(items)
+
+
+def at_rate(items: Sequence[LoadItem], rate_per_s: float) -> tuple[LoadItem, ...]:
+    """The same requests in the same order at `rate_per_s` arrivals per second on average.
+
+    Arrival times are scaled so that the realised mean rate is exactly `rate_per_s`: the load offered then
+    depends on no luck of the draw.
+    """
+    if not rate_per_s > 0:
+        raise ValueError(f"rate_per_s is {rate_per_s}; accepted are positive numbers")
+    stretch = len(items) / rate_per_s / items[-1].at_s
+    return tuple(replace(item, at_s=item.at_s * stretch) for item in items)
