@@ -15,6 +15,9 @@ XARG_TARGET_S = "ttft_target"
 """`vllm_xargs` key: the request's whole TTFT target in seconds (ageing and feasibility are relative to it)."""
 XARG_CLASS = "slo_class"
 """`vllm_xargs` key: the SLO class's name."""
+XARG_DECODE_MAX_TOKENS = "decode_max_tokens"
+"""`vllm_xargs` key on the prefill leg: the client's own `max_tokens`, so that prompt plus answer are checked
+against the context length before any prefill. Absent when the client set no limit."""
 
 KV_RELEASE_PATH = "/v1/kv/{remote_request_id}"
 """`DELETE` on a prefill pod's API port: nobody will pull this request's KV. 204, also for unknown ids."""
@@ -76,6 +79,8 @@ class PodState(_Wire):
     suspended: tuple[TaskState, ...] = ()
     waiting: int = 0
     waiting_s: float = 0.0
+    waiting_tokens: int | None = None
+    """New tokens (net of cached prefix) of the waiting requests; None when the pod does not say."""
     kv_blocks: int = 0
     kv_blocks_free: int = 0
     block_size: int = 16
@@ -93,6 +98,8 @@ class Endpoint(_Wire):
     admin: str
     ready: bool = True
     terminating: bool = False
+    created_s: float = 0.0
+    """Unix time at which the pod's revision came to be, in seconds: tells the newest revision. 0 is unknown."""
 
 
 class EndpointsFile(_Wire):
