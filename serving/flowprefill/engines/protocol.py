@@ -8,6 +8,7 @@ threads may be *parked* inside it, each with its own activations and attention m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -127,6 +128,13 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec: ...
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        """What every thread that calls `plan_*` or `run` enters once, for its whole life.
+
+        Sets what is thread-local: inference mode, device, stream. `contextlib.nullcontext()` where nothing is.
+        """
+        ...
 
     def plan_prefill(self, items: Sequence[PrefillItem], granularity: Granularity) -> Plan:
         """Lay out a packed batch: tiles, points, work per point. Runs nothing."""
