@@ -105,7 +105,9 @@ def _service(document: object, *, source: str) -> FlowPrefillService:
     try:
         service = FlowPrefillService.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidService([p for details in error.errors() for p in _problems(details, source)]) from error
+        raise InvalidService(
+            [p for details in _own(error.errors()) for p in _problems(details, source)]
+        ) from error
     return service.model_copy(update={"status": _status(document.get("status"))})
 
 
@@ -141,6 +143,16 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
+def _own(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """The errors without those of a list that only counts as too short because its items are wrong."""
+    locs = [error["loc"] for error in errors]
+    for error in errors:
+        loc = error["loc"]
+        if error["type"] == "too_short" and any(o[: len(loc)] == loc and len(o) > len(loc) for o in locs):
+            continue
+        yield error
+
+
 def _problems(details: ErrorDetails, source: str) -> Iterator[Problem]:
     """One error of pydantic as problems in our words."""
     from flowprefill_crd import schema  # only for messages: building it takes longer than a parse
@@ -173,14 +185,20 @@ def _problems(details: ErrorDetails, source: str) -> Iterator[Problem]:
 def _unknown_field(name: str, parent: tuple[str | int, ...], known: list[str]) -> str:
     from flowprefill_crd import schema
 
-    simple = {re.sub(r"[^a-z0-9]", "", option.lower()): option for option in known}
-    close = difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", name.lower()), simple, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(_letters(name), [_letters(option) for option in known], n=2, cutoff=0.7)
     if close:
-        return f"unknown field; did you mean {simple[close[0]]}?"
-    elsewhere = [path for path in _paths(schema.service_schema(), "") if path.rpartition(".")[2] == name]
+        options = [option for letters in close for option in known if _letters(option) == letters]
+        return f"unknown field; did you mean {' or '.join(options)}?"
+    paths = _paths(schema.service_schema(), "")
+    elsewhere = [path for path in paths if _letters(path.rpartition(".")[2]) == _letters(name)]
     if elsewhere:
         return f"unknown field; did you mean {' or '.join(elsewhere[:3])}?"
     return f"unknown field; {field_path(parent) or 'the document'} has the fields {', '.join(known)}"
+
+
+def _letters(name: str) -> str:
+    """The name as it is compared: `max_batch_size` is a misspelt `maxBatchSize`."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _paths(node: dict[str, Any], path: str) -> Iterator[str]:
@@ -217,11 +235,6 @@ def _invalid(message: str, *, source: str = "", path: str = "") -> InvalidServic
 class _Loader(yaml.SafeLoader):
     """YAML as the API server reads it: JSON types only, and no key twice."""
 
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -233,6 +246,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             lines[key_node.value] = line
         return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _documents(text: str, source: str) -> list[Any]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from flowprefill_crd.errors import InvalidConfig, Problem
@@ -99,6 +99,8 @@ def _problem(details: dict[str, Any], title: str) -> Problem:
             message = details["msg"]
         case "missing":
             message = "is missing"
+        case "value_error":
+            message = str(details["ctx"]["error"])
         case _:
             message = f"{shown(details['input'])} is not accepted; {details['msg']}"
     return Problem(source=title, path=field_path(details["loc"]), message=message)
@@ -296,10 +298,25 @@ class LiveConfig(Document):
     log_level: LogLevel = "info"
     per_request_log: bool = False
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [c.name for c in self.slo_classes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"class names {names} must be different")
+        if [c.default for c in self.slo_classes].count(True) != 1:
+            raise ValueError("exactly one class must be the default")
+        for c in self.slo_classes:
+            bounds = (c.min_ttft_milliseconds, c.ttft_milliseconds, c.max_ttft_milliseconds)
+            if sorted(bounds) != list(bounds):
+                raise ValueError(f"class {c.name}: minimum, target and maximum {bounds} must not decrease")
+        if self.preemption == "chunk" and self.chunk_tokens is None:
+            raise ValueError("preemption chunk needs chunkTokens")
+        return self
+
     @property
     def default_slo_class(self) -> LiveSloClass:
         """The class of requests that name none."""
-        return next((c for c in self.slo_classes if c.default), self.slo_classes[0])
+        return next(c for c in self.slo_classes if c.default)
 
 
 def pod_config(

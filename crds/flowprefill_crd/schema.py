@@ -112,6 +112,8 @@ def accepted(node: Node) -> str:
             return f"an integer from {low} to {high}"
         case {"type": "boolean"}:
             return "true or false"
+        case {"type": "string", "x-kubernetes-validations": [{"message": message}, *_]}:
+            return str(message).removeprefix("use ")
         case {"type": "string"}:
             return "a string" + _limits(node)
         case {"type": "array"}:
