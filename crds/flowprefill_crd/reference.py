@@ -46,7 +46,7 @@ def _section(path: str, node: Node) -> str:
     for name, child in node["properties"].items():
         if name in required:
             default = "required"
-        elif "default" in child and child["default"] != {}:
+        elif "default" in child and "properties" not in child:
             default = f"`{json.dumps(child['default'])}`"
         else:
             default = ""

@@ -70,12 +70,16 @@ def _merged(node: Node, defs: Node) -> Node:
 
 
 def _set_default(node: Node) -> None:
-    """Keep a default that says something; an object's default is `{}` when a field inside has one."""
+    """Keep a default that says something; an object's default is what its fields default to.
+
+    The API server checks an object's default against the object's rules before it fills in the
+    defaults below, so `{}` would not do.
+    """
     if node.get("type") == "object" and "properties" in node:
-        has_default = "default" in node and node["default"] is not None
-        node.pop("default", None)
-        if has_default and any("default" in child for child in node["properties"].values()):
-            node["default"] = {}
+        has_default = node.pop("default", None) is not None
+        below = {name: child["default"] for name, child in node["properties"].items() if "default" in child}
+        if has_default and below:
+            node["default"] = below
     elif node.get("default", 0) in (None, [], {}, ""):
         del node["default"]
 

@@ -27,7 +27,6 @@ URI_RULE = Rule(
     cel=f"self.matches(r'{_URI}')",
     holds=lambda uri: re.fullmatch(_URI.removeprefix("^").removesuffix("$"), uri) is not None,
     seen=lambda uri: str(uri),
-    seen_cel="self",
 )
 
 

@@ -32,7 +32,6 @@ class KvTransfer(ApiObject):
             holds=lambda k: k.timeout_seconds <= k.lease_seconds,
             field="timeoutSeconds",
             seen=lambda k: f"{k.timeout_seconds} above {k.lease_seconds}",
-            seen_cel="string(self.timeoutSeconds) + ' above ' + string(self.leaseSeconds)",
         ),
     )
 

@@ -79,7 +79,6 @@ class Autoscaling(ApiObject):
             holds=lambda a: a.min_replicas <= a.max_replicas,
             field="minReplicas",
             seen=lambda a: f"{a.min_replicas} above {a.max_replicas}",
-            seen_cel="string(self.minReplicas) + ' above ' + string(self.maxReplicas)",
         ),
         Rule(
             message="provider Keda needs prometheusAddress, for example http://prometheus.monitoring:9090",
@@ -165,7 +164,6 @@ class WorkerRole(Role):
             holds=_gpus_divide,
             field="tensorParallelSize",
             seen=lambda r: f"{r.resources.limits[GPU]} for tensorParallelSize {r.tensor_parallel_size}",
-            seen_cel=f"string({_LIMIT}) + ' for tensorParallelSize ' + string(self.tensorParallelSize)",
         ),
     )
 
@@ -198,7 +196,6 @@ class Proxy(Role):
             holds=lambda p: p.port_api != p.port_admin,
             field="portAdmin",
             seen=lambda p: str(p.port_admin),
-            seen_cel="string(self.portAdmin)",
         ),
     )
 

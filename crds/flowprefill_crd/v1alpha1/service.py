@@ -71,7 +71,6 @@ class Spec(ApiObject):
             holds=lambda s: s.rollout.timeout_seconds >= _longest_startup(s),
             field="rollout.timeoutSeconds",
             seen=lambda s: str(s.rollout.timeout_seconds),
-            seen_cel="string(self.rollout.timeoutSeconds)",
         ),
         Rule(
             message="engine.kvCacheTokens is below model.maxModelLen, so the longest prompt does not fit; use at least that",
@@ -84,7 +83,6 @@ class Spec(ApiObject):
             ),
             field="engine.kvCacheTokens",
             seen=lambda s: f"{s.engine.kv_cache_tokens} below {s.model.max_model_len}",
-            seen_cel="string(self.engine.kvCacheTokens) + ' below ' + string(self.model.maxModelLen)",
         ),
     )
 

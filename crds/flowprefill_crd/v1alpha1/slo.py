@@ -22,7 +22,6 @@ OBJECTIVE_RULE = Rule(
     cel=f"self.matches('^{_OBJECTIVE}$')",
     holds=lambda objective: re.fullmatch(_OBJECTIVE, objective) is not None,
     seen=lambda objective: str(objective),
-    seen_cel="self",
 )
 
 
@@ -36,7 +35,6 @@ class SloClass(ApiObject):
             holds=lambda c: c.min_ttft_milliseconds is None or c.min_ttft_milliseconds <= c.ttft_milliseconds,
             field="minTtftMilliseconds",
             seen=lambda c: f"{c.min_ttft_milliseconds} above {c.ttft_milliseconds}",
-            seen_cel="string(self.minTtftMilliseconds) + ' above ' + string(self.ttftMilliseconds)",
         ),
         Rule(
             message="maxTtftMilliseconds is below ttftMilliseconds; use at least ttftMilliseconds",
@@ -44,7 +42,6 @@ class SloClass(ApiObject):
             holds=lambda c: c.max_ttft_milliseconds is None or c.max_ttft_milliseconds >= c.ttft_milliseconds,
             field="maxTtftMilliseconds",
             seen=lambda c: f"{c.max_ttft_milliseconds} below {c.ttft_milliseconds}",
-            seen_cel="string(self.maxTtftMilliseconds) + ' below ' + string(self.ttftMilliseconds)",
         ),
     )
 
@@ -116,7 +113,6 @@ DEFAULT_RULE = Rule(
     cel="self.size() == 1 || self.filter(c, c.default).size() == 1",
     holds=lambda classes: len(classes) == 1 or sum(c.default for c in classes) == 1,
     seen=lambda classes: f"{sum(c.default for c in classes)} of {len(classes)}",
-    seen_cel="string(self.filter(c, c.default).size()) + ' of ' + string(self.size())",
 )
 
 TIERS_RULE = Rule(
