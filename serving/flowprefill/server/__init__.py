@@ -1,0 +1,1 @@
+"""Prefill, decode and colocated servers: HTTP in front of the scheduler thread and the decode loop."""
