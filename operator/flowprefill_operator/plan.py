@@ -1,0 +1,42 @@
+"""From a service to the objects that make it. Pure and deterministic: no clock, no I/O.
+
+The operator applies these objects to a cluster; the local node runs their pods as processes of one machine.
+"""
+
+from __future__ import annotations
+
+from flowprefill_crd import FlowPrefillService
+from flowprefill_operator.resources import access, config_map, network_policy, service
+from flowprefill_operator.resources.autoscaler import horizontal_pod_autoscaler
+from flowprefill_operator.resources.base import Context, Object
+from flowprefill_operator.resources.deployment import deployment
+from flowprefill_operator.resources.disruption_budget import disruption_budget
+from flowprefill_operator.resources.volume_claim import model_cache_claim
+from flowprefill_operator.settings import PlanSettings
+
+__all__ = ["Object", "plan"]
+
+
+def plan(fps: FlowPrefillService, settings: PlanSettings) -> tuple[Object, ...]:
+    """All objects of the service's present revision, in an order in which they can be applied.
+
+    What pods refer to (configuration, accounts, claims, policies) comes before the pods. A change that running pods
+    take over live changes no pod template.
+    """
+    context = Context(fps, settings)
+    planned: list[Object | None] = [
+        config_map.revision_config(context),
+        config_map.live_document(context),
+        access.service_account(context),
+        access.role(context),
+        access.role_binding(context),
+        model_cache_claim(context),
+    ]
+    if settings.network_policy:
+        planned += [network_policy.proxy_policy(context), network_policy.worker_policy(context)]
+    planned.append(service.proxy_service(context))
+    planned += [service.headless_service(context, role) for role in context.worker_roles]
+    planned += [deployment(context, role) for role in context.roles]
+    planned += [disruption_budget(context, role) for role in context.roles]
+    planned += [horizontal_pod_autoscaler(context, role) for role in context.roles]
+    return tuple(item for item in planned if item is not None)

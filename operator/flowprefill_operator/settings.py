@@ -1,0 +1,54 @@
+"""What planning needs to know besides the service itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+
+def _default_images() -> dict[str, str]:
+    release = version("flowprefill")
+    return {
+        "torch": f"flowprefill/serving:{release}",
+        "simulated": f"flowprefill/serving:{release}",
+        "vllm": f"flowprefill/serving-vllm:{release}",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlaces:
+    """Paths of this machine that planned pods refer to when they run as processes.
+
+    `endpoints` is the file that proxies discover pods from, `cache` stands in for a model cache (as
+    `XDG_CACHE_HOME`), `files` holds a folder for each Secret and ConfigMap that the service names but does not own.
+    """
+
+    endpoints: Path
+    cache: Path
+    files: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """Settings of the operator that shape the objects it plans.
+
+    `images` maps an engine type to the image of its pods; the proxy runs in `proxy_image`. Containers run as
+    `user_id`, and volumes belong to it. `admin_namespaces` are the namespaces (of the operator and of Prometheus)
+    that may reach admin ports; None admits every namespace. `local` is set when the pods run as processes here.
+    """
+
+    images: Mapping[str, str] = field(default_factory=_default_images)
+    proxy_image: str = field(default_factory=lambda: _default_images()["torch"])
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    user_id: int = 10001
+    network_policy: bool = True
+    admin_namespaces: tuple[str, ...] | None = None
+    local: LocalPlaces | None = None
+
+    def __post_init__(self) -> None:
+        missing = {"torch", "simulated", "vllm"} - set(self.images)
+        if missing:
+            raise ValueError(f"images has no entry for engine {', '.join(sorted(missing))}")
