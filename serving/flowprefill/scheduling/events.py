@@ -60,6 +60,7 @@ class Failed:
     task_id: int
     error: str | None
     executed_s: float = 0.0
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

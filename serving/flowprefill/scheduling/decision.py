@@ -1,0 +1,136 @@
+"""What should run next, as a value. Reads the state of one moment and changes nothing.
+
+Rules of this file
+1. Parked tasks and waiting requests compete in one order; while a task runs only what orders strictly before it counts.
+2. A waiting request counts only if its blocks can be allocated now, and if the tasks then suspended stay within
+   `max_suspended`. Those behind it in the order may go first meanwhile, except when it is an aged request's turn:
+   then nothing new starts, so that blocks gather for it.
+3. For a request that can still meet its deadline (or an aged one) work behind it may be dropped to free KV. While
+   something unwinds for that, an idle engine waits: it takes a moment only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.ordering import Rank
+from flowprefill.scheduling.settings import SchedulerSettings
+from flowprefill.scheduling.state import ActiveTask, Job, WaitingRequest, slack_s
+from flowprefill.scheduling.suspended import Holder, victims
+from flowprefill.scheduling.waiting import AGED_TIER, Look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Submit a batch around this request."""
+
+    head: WaitingRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continue:
+    """Give the baton to this parked task."""
+
+    task: ActiveTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Throw this progress away, then look again."""
+
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Nothing can or should run before what is in hand, or blocks are about to come free."""
+
+
+Choice = Start | Continue | Drop | Hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedTask:
+    """A task as the policy sees it now."""
+
+    task: ActiveTask
+    job: Job
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Everything a choice depends on.
+
+    `parked` are the tasks that could be resumed, best first; `unwinding` the parked ones that were told to end.
+    `started` are requests between two chunks, as holders of KV.
+    """
+
+    settings: SchedulerSettings
+    kv: KVCachePool
+    now_s: float
+    scale: float
+    look: Look
+    running: RankedTask | None
+    parked: Sequence[RankedTask]
+    unwinding: Sequence[ActiveTask]
+    started: Sequence[Holder]
+
+
+def choose(moment: Moment) -> Choice:
+    """What should have the baton instead of the running task, or instead of nothing when none runs."""
+    running = moment.running
+    if running is None and any(task.ending == "recompute" for task in moment.unwinding):
+        return Hold()
+    limit = running.rank if running is not None else None
+    best = moment.parked[0] if moment.parked else None
+    if best is not None and (limit is None or best.rank < limit):
+        limit = best.rank
+    else:
+        best = None
+    num_suspended = len(moment.parked) + len(moment.unwinding) + (1 if running is not None else 0)
+    if num_suspended <= moment.settings.max_suspended or (running is None and best is None):
+        choice = _first_startable(moment, limit)
+        if choice is not None:
+            return choice
+    return Continue(task=best.task) if best is not None else Hold()
+
+
+def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
+    """The best waiting request before `limit` that can start; None when there is none."""
+    kv = moment.kv
+    gathering = blocked = False
+    for rank, waiting in moment.look:
+        if limit is not None and rank >= limit:
+            return None
+        request = waiting.request
+        if waiting.started or request.kind == "decode":
+            return Start(head=waiting)
+        if gathering:
+            continue
+        shortage = kv.shortage(request.num_prompt_tokens, request.prefix_hashes)
+        if shortage <= 0:
+            return Start(head=waiting)
+        if not blocked:
+            blocked = True
+            choice = _free_blocks(moment, waiting, rank, shortage)
+            if choice is not None:
+                return choice
+            gathering = rank[0] == AGED_TIER
+    return None
+
+
+def _free_blocks(moment: Moment, urgent: WaitingRequest, rank: Rank, shortage: int) -> Choice | None:
+    """How blocks can come free for `urgent` without waiting for work to end; None when they cannot."""
+    kv = moment.kv
+    coming = kv.reclaimable(m.waiting.request_id for task in moment.unwinding for m in task.members)
+    if coming >= shortage:
+        return Hold()
+    slack = slack_s(urgent.request.deadline_s, moment.now_s, moment.scale * urgent.base_s)
+    if not moment.settings.recompute_suspended or (slack <= 0.0 and rank[0] != AGED_TIER):
+        return None
+    parked = [Holder(work=p.task, rank=p.rank, deadline_s=p.job.deadline_s) for p in moment.parked]
+    dropped = victims([*parked, *moment.started], rank, shortage - coming, kv)
+    return Drop(holders=dropped) if dropped else None

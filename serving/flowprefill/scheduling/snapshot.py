@@ -1,0 +1,59 @@
+"""What the scheduler tells others about itself: state streams, placement, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowprefill.request import Kind
+from flowprefill.scheduling.predictor import Coefficients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSnapshot:
+    """A running or suspended task. `num_tokens` are the tokens it computes; `deadline_s` is on the scheduler's clock."""
+
+    task_id: int
+    kind: Kind
+    num_requests: int
+    num_tokens: int
+    remaining_s: float
+    deadline_s: float
+    feasible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """How often things happened since the start. Every admitted request is in one of the five outcomes or not done."""
+
+    arrived: int = 0
+    submitted_tasks: int = 0
+    preempt_requests: int = 0
+    preemptions: int = 0
+    withdrawn: int = 0
+    resumed: int = 0
+    recomputes: int = 0
+    completed: int = 0
+    failed: int = 0
+    rejected: int = 0
+    shed: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSnapshot:
+    """The scheduler at one moment.
+
+    `suspended` tasks come in policy order. `waiting_s` is the predicted time of all waiting requests, each alone.
+    `prediction` are the coefficients in use, online correction included.
+    """
+
+    now_s: float
+    running: TaskSnapshot | None
+    suspended: tuple[TaskSnapshot, ...]
+    waiting: int
+    waiting_s: float
+    kv_blocks: int
+    kv_blocks_free: int
+    preempting: bool
+    prediction: Coefficients
+    counters: Counters
