@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.capabilities import require
 
 from flowprefill_crd.crd import CRD_NAME, custom_resource_definition
 from flowprefill_crd.generate import ROOT
+from support.capabilities import require
 
 CHART = ROOT / "charts" / "flowprefill"
 TEMPLATE = CHART / "templates" / "crds" / f"{CRD_NAME}.yaml"

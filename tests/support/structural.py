@@ -11,10 +11,32 @@ from collections.abc import Iterator
 from typing import Any
 
 _KEYWORDS = frozenset(
-    """additionalProperties anyOf default description enum format items maximum maxItems maxLength maxProperties
-    minimum minItems minLength minProperties pattern properties required type
-    x-kubernetes-int-or-string x-kubernetes-list-map-keys x-kubernetes-list-type
-    x-kubernetes-preserve-unknown-fields x-kubernetes-validations""".split()
+    {
+        "additionalProperties",
+        "anyOf",
+        "default",
+        "description",
+        "enum",
+        "format",
+        "items",
+        "maximum",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "minimum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "pattern",
+        "properties",
+        "required",
+        "type",
+        "x-kubernetes-int-or-string",
+        "x-kubernetes-list-map-keys",
+        "x-kubernetes-list-type",
+        "x-kubernetes-preserve-unknown-fields",
+        "x-kubernetes-validations",
+    }
 )
 _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
 _INT_OR_STRING = [{"type": "integer"}, {"type": "string"}]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from support.services import is_leaf, nodes, spec_schema, text_path
-from support.structural import violations
 
 from flowprefill_crd.crd import CRD_NAME, HASH_ANNOTATION, custom_resource_definition, root_schema
 from flowprefill_crd.generate import ROOT, chart_text, crd_text, files, main
 from flowprefill_crd.schema_hash import SCHEMA_HASH
+from support.services import is_leaf, nodes, spec_schema, text_path
+from support.structural import violations
 
 
 @pytest.mark.parametrize("path", list(files()), ids=str)
@@ -129,7 +129,7 @@ def test_the_schema_hash_follows_what_has_an_effect(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_chart_refuses_text_that_helm_would_take_for_a_template() -> None:
-    with pytest.raises(ValueError, match="holds {{"):
+    with pytest.raises(ValueError, match=r"holds \{\{"):
         chart_text("  annotations:\n    a: '{{ x }}'\n")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.services import changes, document, is_leaf, nodes, spec_schema, text_path, with_value
 
 from flowprefill_crd import InvalidService, parse_service
 from flowprefill_crd.crd import root_schema
+from support.services import changes, document, is_leaf, nodes, spec_schema, text_path, with_value
 
 
 def over_limits() -> Iterator[tuple[str, dict[str, Any], Any]]:

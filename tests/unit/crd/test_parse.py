@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.services import MINIMAL_SPEC, changes, document, merged
 
 from flowprefill_crd import FlowPrefillService, InvalidService, SloClass, load_services, parse_service
+from support.services import MINIMAL_SPEC, changes, document, merged
 
 MINIMAL = """\
 apiVersion: flowprefill.io/v1alpha1
@@ -110,8 +110,7 @@ def test_every_problem_is_listed_with_its_path_the_value_and_what_is_accepted() 
         "spec.sloClasses[1].ttftMilliseconds: 0 is not accepted; use an integer from 1 to 3600000",
         'spec.scheduling.policy: "lifo" is not accepted; use one of fcfs, edf, d-edf, s-edf, srpt, moore-hodgson',
         'spec.scheduling.maxSuspended: "8" is not accepted; use an integer from 0 to 64',
-        'spec.prefill.resources.limits[nvidia.com/gpu]: "one" is not accepted; '
-        'use an amount such as 2, "500m" or "16Gi"',
+        'spec.prefill.resources.limits[nvidia.com/gpu]: "one" is not accepted; use an amount such as 2, "500m" or "16Gi"',
         'spec.paused: "no" is not accepted; use true or false',
     ]
 
@@ -127,10 +126,11 @@ def test_the_message_of_the_error_is_its_problems_a_line_each() -> None:
 
 
 def test_an_objective_without_quotes_is_told_to_be_quoted() -> None:
-    assert problems({"sloClasses": [{"name": "chat", "ttftMilliseconds": 1, "objective": 99.9}]}) == [
+    (problem,) = problems({"sloClasses": [{"name": "chat", "ttftMilliseconds": 1, "objective": 99.9}]})
+    assert problem == (
         'spec.sloClasses[0].objective: 99.9 is not accepted; use a percent from "50" to "99.999" with at most three '
         "decimals, as a string (put it in quotes)"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,11 @@ def test_an_objective_without_quotes_is_told_to_be_quoted() -> None:
         ),
         (
             {"sloClasses": [{"name": "chat", "ttftMilliseconds": 1, "ttft": 1}]},
-            "spec.sloClasses[0].ttft: unknown field; spec.sloClasses[0] has the fields name, ttftMilliseconds, "
-            "tbtMilliseconds, objective, minTtftMilliseconds, maxTtftMilliseconds, weight, default, "
-            "shedWhenInfeasible, serviceTiers",
+            (
+                "spec.sloClasses[0].ttft: unknown field; spec.sloClasses[0] has the fields name, ttftMilliseconds, "
+                "tbtMilliseconds, objective, minTtftMilliseconds, maxTtftMilliseconds, weight, default, "
+                "shedWhenInfeasible, serviceTiers"
+            ),
         ),
     ],
 )
@@ -308,7 +310,7 @@ def test_one_name_may_be_used_once_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text("---\n".join([MINIMAL.replace("NAME", "one")] * 2))
     with pytest.raises(
-        InvalidService, match='document 2: metadata.name: a second service "one" in namespace "default"'
+        InvalidService, match=r'document 2: metadata\.name: a second service "one" in namespace "default"'
     ):
         load_services(path)
 
@@ -333,10 +335,10 @@ def test_a_service_of_another_version_is_never_skipped(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_told_why(tmp_path: Path) -> None:
-    with pytest.raises(InvalidService, match="none.yaml: cannot be read: No such file"):
+    with pytest.raises(InvalidService, match=r"none\.yaml: cannot be read: No such file"):
         load_services(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidService, match="binary.yaml: cannot be read: is not UTF-8 text"):
+    with pytest.raises(InvalidService, match=r"binary\.yaml: cannot be read: is not UTF-8 text"):
         load_services(str(tmp_path / "binary.yaml"))
 
 

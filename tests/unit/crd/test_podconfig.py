@@ -6,17 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from support.services import (
-    MINIMAL_SPEC,
-    Spec,
-    changes,
-    document,
-    is_leaf,
-    merged,
-    nodes,
-    spec_schema,
-    text_path,
-)
 
 from flowprefill_crd import (
     InvalidConfig,
@@ -29,6 +18,17 @@ from flowprefill_crd import (
 )
 from flowprefill_crd.podconfig import LIVE
 from flowprefill_crd.schema import service_schema
+from support.services import (
+    MINIMAL_SPEC,
+    Spec,
+    changes,
+    document,
+    is_leaf,
+    merged,
+    nodes,
+    spec_schema,
+    text_path,
+)
 
 RESTARTS, LIVES, EACH = "Restarts pods.", "Applied live.", "Each field says whether it restarts pods."
 

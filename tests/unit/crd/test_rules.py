@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.bad_services import BAD_SERVICES, BadService
-from support.services import MINIMAL_SPEC, document, merged, nodes, spec_schema, text_path
 
 from flowprefill_crd import InvalidService, parse_service
 from flowprefill_crd.rules import Rule, Rules
 from flowprefill_crd.v1alpha1 import Spec
+from support.bad_services import BAD_SERVICES, BadService
+from support.services import MINIMAL_SPEC, document, merged, nodes, spec_schema, text_path
 
 
 def python_rules(model: type[BaseModel] = Spec, path: str = "") -> Iterator[tuple[str, Rule]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support.services import nodes, text_path
 
 from flowprefill_crd import live_config, load_services, restart_hash
 from flowprefill_crd.crd import root_schema
 from flowprefill_crd.generate import ROOT
+from support.services import nodes, text_path
 
 SAMPLES = sorted((ROOT / "crds" / "samples").glob("*.yaml"))
 ANNOTATED = ROOT / "docs" / "reference" / "annotated-service.yaml"
