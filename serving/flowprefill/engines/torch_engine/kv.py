@@ -1,0 +1,82 @@
+"""The paged pool of keys and values. Block accounting is the scheduler's; this is only the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class PagedKV:
+    """One tensor `[layer, 2, block, block_size, kv_heads, head_dim]` for all requests of an engine."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+        # A CPU takes zeroed pages from the kernel only when they are first written.
+        self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._blocks = [self.pool[layer] for layer in range(num_layers)]  # [2, block, block_size, KH, hd]
+        self._slots = [
+            (keys.view(-1, num_kv_heads, head_dim), values.view(-1, num_kv_heads, head_dim))
+            for keys, values in self._blocks
+        ]
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block over all layers, keys and values."""
+        return self.pool[:, :, 0].numel() * self.pool.element_size() if self.num_blocks else 0
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `[KH, R, hd]` keys and values at `slots` [R]."""
+        flat_keys, flat_values = self._slots[layer]
+        flat_keys.index_copy_(0, slots, keys.transpose(0, 1))
+        flat_values.index_copy_(0, slots, values.transpose(0, 1))
+
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `blocks` [N] in order, each `[KH, N * block_size, hd]` (strided views of one copy)."""
+        pages = self._blocks[layer].index_select(1, blocks)  # [2, N, block_size, KH, hd]
+        keys, values = pages.flatten(1, 2).transpose(1, 2)  # [KH, N * block_size, hd] each
+        return keys, values
+
+    def read(self, block_ids: Sequence[int]) -> memoryview:
+        """A copy of these blocks' bytes, in this pool's order with the block axis replaced by `block_ids`."""
+        copy = self.pool.index_select(2, self._index(block_ids)).cpu()
+        return copy.view(torch.uint8).numpy().data.cast("B")
+
+    def write_bytes(self, block_ids: Sequence[int], data: memoryview) -> None:
+        """Put bytes in `read` order into these blocks. Raises ValueError on a size mismatch."""
+        expected = len(block_ids) * self.block_bytes
+        if data.nbytes != expected:
+            raise ValueError(
+                f"{data.nbytes} bytes came for {len(block_ids)} KV blocks; accepted are exactly {expected} "
+                f"({self.block_bytes} per block)"
+            )
+        if not block_ids:
+            return
+        index = self._index(block_ids)
+        shape = (*self.pool.shape[:2], len(block_ids), *self.pool.shape[3:])
+        source = torch.frombuffer(bytearray(data.cast("B")), dtype=self.pool.dtype).view(shape)
+        self.pool.index_copy_(2, index, source.to(self.pool.device))
+
+    def release(self) -> None:
+        """Give the memory back; the pool is not used afterwards."""
+        self._blocks, self._slots = [], []
+        self.pool = torch.empty(0)
+
+    def _index(self, block_ids: Sequence[int]) -> Tensor:
+        bad = [block for block in block_ids if not 0 <= block < self.num_blocks]
+        if bad:
+            raise ValueError(f"block id {bad[0]} is unknown; accepted are 0 to {self.num_blocks - 1}")
+        return torch.tensor(list(block_ids), dtype=torch.int64, device=self.pool.device)
