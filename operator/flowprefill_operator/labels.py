@@ -21,3 +21,4 @@ KV_PORT = "kv"
 
 CONFIG_KEY = "config.json"
 LIVE_KEY = "live.json"
+ENDPOINTS_KEY = "endpoints.json"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from flowprefill_operator.node.pod import Machine
@@ -23,7 +23,7 @@ from flowprefill_operator.node.state import (
     default_claims,
     write_atomically,
 )
-from flowprefill_operator.node.supervisor import CannotStart, Plan, Supervisor
+from flowprefill_operator.node.supervisor import CannotStart, Supervisor
 from flowprefill_operator.plan import plan
 from flowprefill_operator.settings import LocalPlaces, PlanSettings
 
@@ -40,12 +40,7 @@ def local_settings(state: StateDir, options: Options) -> PlanSettings:
     return PlanSettings(network_policy=False, local=places)
 
 
-def supervise(
-    state: StateDir,
-    *,
-    plan_with: Plan | None = None,
-    on_status: Callable[[NodeStatus], None] = lambda _: None,
-) -> None:
+def supervise(state: StateDir, *, on_status: Callable[[NodeStatus], None] = lambda _: None) -> None:
     """Run the service in `state` until a signal stops it. Nothing of it is left when this returns or raises.
 
     Reads `service.yaml` and `options.json`. Raises CannotStart when it runs already, or cannot on this machine, and
@@ -70,11 +65,14 @@ def supervise(
                 environment=environment(),
                 keep_open=(processes,),
             )
-            supervisor_plan = plan_with or (lambda service: plan(service, settings))
 
             async def run() -> None:
                 supervisor = Supervisor(
-                    state, plan=supervisor_plan, machine=machine, options=options, on_status=on_status
+                    state,
+                    plan=lambda service: plan(service, settings),
+                    machine=machine,
+                    options=options,
+                    on_status=on_status,
                 )
                 await supervisor.run()
 
@@ -97,18 +95,11 @@ def write_service(state: StateDir, text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def start_detached(state: StateDir) -> subprocess.Popen[bytes]:
-    """Start a supervisor of its own for `state`, which lives on when this process and its terminal go."""
+def start_detached(state: StateDir, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start `argv`, a command that supervises `state`; it lives on when this process and its terminal go."""
     with state.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flowprefill_operator.node",
-                str(state.root),
-                state.namespace,
-                state.name,
-            ],
+            list(argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -147,8 +147,8 @@ def _args(context: Context, role: Role) -> list[str]:
     args = [] if role == "proxy" else ["--role", role]
     args += ["--config", f"{volumes.CONFIG_DIR}/{labels.CONFIG_KEY}", "--live", volumes.LIVE_DIR]
     if role == "proxy":
-        local = context.settings.local
-        args += ["--discover", "kubernetes"] if local is None else ["--endpoints", str(local.endpoints)]
+        file = f"{volumes.ENDPOINTS_DIR}/{labels.ENDPOINTS_KEY}"
+        args += ["--discover", "kubernetes"] if context.settings.local is None else ["--endpoints", file]
     args += ["--host", "0.0.0.0"]
     args += ["--port", str(number[labels.API_PORT]), "--admin-port", str(number[labels.ADMIN_PORT])]
     if labels.KV_PORT in number:

@@ -11,6 +11,7 @@ from flowprefill_operator.resources.base import Context, Object
 
 CONFIG_DIR = "/etc/flowprefill/config"
 LIVE_DIR = "/etc/flowprefill/live"
+ENDPOINTS_DIR = "/etc/flowprefill/endpoints"
 CACHE_DIR = "/var/cache/flowprefill"
 CLAIM_DIR = "/var/lib/flowprefill/claims"
 """Claims that a `pvc://CLAIM/PATH` model names are mounted read-only at `CLAIM_DIR/CLAIM`."""
@@ -48,6 +49,8 @@ def volumes(context: Context, role: Role) -> list[object]:
         if keys is not None:
             item = {"key": keys.key, "path": PurePosixPath(API_KEYS_FILE).name}
             found.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": [item]}})
+        if context.settings.local is not None:
+            found.append({"name": "endpoints", "hostPath": {"path": str(context.settings.local.endpoints)}})
         return found
     found.append(
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(context, role)}}
@@ -74,6 +77,8 @@ def mounts(context: Context, role: Role) -> list[object]:
     if role == "proxy":
         if spec.security.api_keys_secret_ref is not None:
             found.append(_mount("api-keys", str(PurePosixPath(API_KEYS_FILE).parent), read_only=True))
+        if context.settings.local is not None:
+            found.append(_mount("endpoints", ENDPOINTS_DIR, read_only=True))
         return found
     found.append(_mount("shm", "/dev/shm"))
     if spec.scheduling.predictor.profile_config_map is not None and role != "decode":

@@ -1,0 +1,359 @@
+"""The commands that run services on this machine. `flowprefill_operator.node` does the work."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowprefill.cli.problems import BAD_INPUT, fail, guarded
+
+if TYPE_CHECKING:
+    from flowprefill_crd import FlowPrefillService
+    from flowprefill_operator.node.state import NodeStatus, StateDir
+
+DEFAULT_TIMEOUT_S = 600.0
+FOLLOW_EVERY_S = 0.2
+
+Name = Annotated[
+    str | None, typer.Argument(help="Name of the service, or NAMESPACE/NAME; not needed while there is one.")
+]
+StateRoot = Annotated[
+    Path | None,
+    typer.Option("--state-dir", help="Where services are kept; ~/.local/state/flowprefill when left out."),
+]
+
+
+def up(
+    file: Annotated[Path, typer.Option("--file", "-f", help="YAML file with one FlowPrefillService.")],
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running; `flowprefill down` stops it.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of the API; 0 takes any free one. When left out: the service's own, or the next free one.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address of the API. Pods themselves stay on 127.0.0.1.")
+    ] = "127.0.0.1",
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with a folder of files for each Secret and ConfigMap that the service names.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="With --detach: return only when the service is ready.")] = True,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until a detached or changed service is ready.")
+    ] = DEFAULT_TIMEOUT_S,
+    state_dir: StateRoot = None,
+) -> None:
+    """Run a service on this machine, or change one that runs.
+
+    Plans the same pods as the operator and runs each as a process: proxy, prefill and decode, with probes,
+    restarts and graceful stop. For a service that runs already, the file is taken over: a live change (SLO classes,
+    policy) at once, any other by starting new pods and stopping the old ones when the new are ready.
+
+    Examples:
+
+        flowprefill up -f quickstart.yaml
+
+        flowprefill up -f quickstart.yaml --detach --port 8080
+    """
+    with guarded():
+        from flowprefill_crd import load_services
+        from flowprefill_operator.node.run import write_service
+        from flowprefill_operator.node.state import Options
+
+        services = load_services(file)
+        if len(services) != 1:
+            fail(
+                f"{file} holds {len(services)} services; `up` runs one, give each its own file",
+                code=BAD_INPUT,
+            )
+        (service,) = services
+        state = _state(state_dir, service.metadata.namespace, service.metadata.name).create()
+        text = _text(service)
+        if state.is_running():
+            _change(state, text, timeout_s=timeout)
+            return
+        write_service(state, text)
+        state.write_options(Options(host=host, port=port, files=None if files is None else files.resolve()))
+        if detach:
+            _start(state, wait=wait, timeout_s=timeout)
+        else:
+            _run_here(state)
+
+
+def supervise(root: Path, namespace: str, name: str) -> None:
+    """Run a service that `up --detach` has prepared; logs to standard error."""
+    with guarded():
+        from flowprefill.logs import configure_logging
+        from flowprefill_operator.node.run import supervise as run
+        from flowprefill_operator.node.supervisor import CannotStart
+
+        configure_logging("json")
+        try:
+            run(_state(root, namespace, name))
+        except CannotStart as error:
+            fail(str(error))
+
+
+def down(
+    name: Name = None,
+    everything: Annotated[bool, typer.Option("--all", help="Stop every service.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Kill the pods; running requests are lost.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the end.")] = DEFAULT_TIMEOUT_S,
+    state_dir: StateRoot = None,
+) -> None:
+    """Stop a service that `up` started. Its logs stay.
+
+    Pods finish running requests first, for as long as the service's termination allows.
+
+    Examples:
+
+        flowprefill down
+
+        flowprefill down quickstart --now
+    """
+    with guarded():
+        from flowprefill_operator.node.run import stop
+
+        found = _find(state_dir, None if everything else name, running=True)
+        if not found:
+            print("nothing runs")
+            return
+        if name is None and not everything and len(found) > 1:
+            fail(f"several services run ({_names(found)}); name one, or use --all", code=BAD_INPUT)
+        for state in found:
+            print(f"stopping {state.name} ...", flush=True)
+            if not stop(state, timeout_s=timeout, now=now):
+                fail(
+                    f"{state.name} still runs after {timeout:g} s; `flowprefill down {state.name} --now` kills it"
+                )
+            print(f"{state.name} has stopped")
+
+
+def status(
+    name: Name = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")] = False,
+    state_dir: StateRoot = None,
+) -> None:
+    """Show what runs here: pods, restarts, ports, SLO attainment per class, KV cache, and why something is not ready.
+
+    Exits with 0 when every service shown is ready, with 1 otherwise.
+
+    Example: flowprefill status quickstart --json
+    """
+    with guarded():
+        import json
+
+        from flowprefill.cli.screen import show
+        from flowprefill_operator.node.insight import look
+
+        found = _find(state_dir, name, running=False)
+        if name is None:
+            found = [state for state in found if state.is_running()]
+        views = [look(state) for state in found]
+        if as_json:
+            print(json.dumps({"services": [view.as_json() for view in views]}, indent=2))
+        elif not views:
+            print("no service runs here; start one with `flowprefill up -f FILE`")
+        else:
+            show(views)
+        raise typer.Exit(0 if all(view.running and view.status.ready for view in views) else 1)
+
+
+def logs(
+    pod: Annotated[
+        str | None, typer.Argument(help="Pods whose name or role begins with this; all when left out.")
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option("--service", "-s", help="Name of the service; not needed while there is one."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Lines of each pod to begin with.")] = 50,
+    state_dir: StateRoot = None,
+) -> None:
+    """Show what pods have written.
+
+    Examples:
+
+        flowprefill logs prefill -f
+
+        flowprefill logs -n 5
+    """
+    with guarded():
+        from flowprefill_operator.node.logs import Follower, last_lines
+
+        found = _find(state_dir, service, running=False)
+        found = [state for state in found if state.is_running()] or found[:1]
+        if not found:
+            fail("no service was ever brought up here")
+        if len(found) > 1:
+            fail(f"several services run ({_names(found)}); choose one with --service", code=BAD_INPUT)
+        state = found[0]
+        paths = [path for path in sorted(state.logs.glob("*.log")) if _matches(path, pod, state)]
+        if not paths:
+            fail(f"no log of a pod {pod!r} in {state.logs}", code=BAD_INPUT)
+        followers = {path: Follower(path) for path in paths}
+        for path, follower in followers.items():
+            follower.skip_to_end()
+            _print_lines(path, last_lines(path, tail), many=len(paths) > 1)
+        while follow:
+            for path in sorted(state.logs.glob("*.log")):
+                if path not in followers and _matches(path, pod, state):
+                    followers[path] = Follower(path)
+            for path, follower in followers.items():
+                text = b"".join(follower.read()).decode(errors="replace")
+                _print_lines(path, text.splitlines(), many=len(followers) > 1)
+            try:
+                time.sleep(FOLLOW_EVERY_S)
+            except KeyboardInterrupt:
+                return
+
+
+def _text(service: FlowPrefillService) -> str:
+    """The service as the supervisor reads it again: as written, with nothing but what was set."""
+    import yaml
+
+    body = service.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
+    body |= {"apiVersion": service.api_version, "kind": service.kind}
+    return str(yaml.safe_dump(body, sort_keys=False))
+
+
+def _state(root: Path | None, namespace: str, name: str) -> StateDir:
+    from flowprefill_operator.node.state import StateDir, default_root
+
+    return StateDir((root or default_root()).absolute(), namespace=namespace, name=name)
+
+
+def _find(root: Path | None, name: str | None, *, running: bool) -> list[StateDir]:
+    from flowprefill_operator.node.state import default_root, find
+
+    known = find((root or default_root()).absolute())
+    if name is not None:
+        known = [state for state in known if name in (state.name, f"{state.namespace}/{state.name}")]
+        if not known:
+            fail(f"no service {name!r} was brought up here", code=BAD_INPUT)
+    return [state for state in known if not running or state.is_running() or not state.is_empty()]
+
+
+def _names(found: list[StateDir]) -> str:
+    return ", ".join(f"{state.namespace}/{state.name}" for state in found)
+
+
+def _run_here(state: StateDir) -> None:
+    from flowprefill.cli.narrator import Narrator
+    from flowprefill.logs import configure_logging
+    from flowprefill_operator.node.run import supervise as run
+    from flowprefill_operator.node.supervisor import CannotStart
+
+    narrator = Narrator(foreground=True)
+    with state.supervisor_log.open("a") as log:
+        configure_logging("json", stream=log)
+        try:
+            run(state, on_status=narrator.tell)
+        except CannotStart as error:
+            fail(str(error))
+    print("stopped; nothing is left running")
+
+
+def _start(state: StateDir, *, wait: bool, timeout_s: float) -> None:
+    from flowprefill_operator.node.run import start_detached
+
+    argv = [
+        sys.executable,
+        "-m",
+        "flowprefill.cli",
+        "supervise",
+        str(state.root),
+        state.namespace,
+        state.name,
+    ]
+    supervisor = start_detached(state, argv)
+    _await_ready(state, timeout_s=timeout_s, wait=wait, pid=supervisor.pid)
+
+
+def _await_ready(state: StateDir, *, timeout_s: float, wait: bool, pid: int) -> None:
+    """Tell what happens until the detached service is ready."""
+    from flowprefill.cli.narrator import Narrator
+    from flowprefill_operator.node.logs import last_lines
+    from flowprefill_operator.node.run import follow
+
+    narrator = Narrator(foreground=False)
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        for status in follow(state, timeout_s=left):
+            if status.pid != pid:
+                continue
+            narrator.tell(status)
+            if status.ready or (not wait and status.applied):
+                return
+        if not _alive(pid):
+            reason = "".join(last_lines(state.supervisor_log, 1))
+            fail(reason.removeprefix("flowprefill: ") or f"the supervisor ended; see {state.supervisor_log}")
+        time.sleep(FOLLOW_EVERY_S)
+    fail(f"not ready after {timeout_s:g} s, but still running; see `flowprefill status {state.name}`")
+
+
+def _change(state: StateDir, text: str, *, timeout_s: float) -> None:
+    """Hand a changed service to its running supervisor and wait until it is in use."""
+    import signal
+
+    from flowprefill.cli.narrator import Narrator
+    from flowprefill_operator.node.run import follow, write_service
+
+    digest = write_service(state, text)
+    before = state.read_status()
+    if before is not None and before.applied == digest and before.ready:
+        print(f"{state.name} runs like that already at {before.url}")
+        return
+    state.signal(signal.SIGUSR1)
+    narrator = Narrator(foreground=False)
+    narrator.skip(before)
+    for status in follow(state, timeout_s=timeout_s):
+        if status.error_digest == digest:
+            fail(f"change refused, the service stays as it was: {status.error}", code=BAD_INPUT)
+        if status.applied == digest:
+            narrator.tell(status)
+            if status.ready:
+                print(f"{state.name} follows generation {status.generation}, revision {status.revision}")
+                return
+    fail(f"the change is not in full use after {timeout_s:g} s; see `flowprefill status {state.name}`")
+
+
+def _alive(pid: int) -> bool:
+    import os
+
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return ended == 0
+
+
+def _matches(path: Path, pod: str | None, state: StateDir) -> bool:
+    if pod is None or path.name.startswith(pod):
+        return True
+    status: NodeStatus | None = state.read_status()
+    roles = {report.name: report.role for report in status.pods} if status else {}
+    name = path.name.split(".", 1)[0]
+    return roles.get(name, "").startswith(pod) if name in roles else f"-{pod}" in name
+
+
+def _print_lines(path: Path, lines: list[str], *, many: bool) -> None:
+    prefix = f"{path.name.removesuffix('.log')} | " if many else ""
+    for line in itertools.chain(lines):
+        print(f"{prefix}{line}", flush=True)

@@ -1,0 +1,54 @@
+"""`flowprefill render`: the objects that the operator would create."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowprefill.cli.problems import guarded
+
+if TYPE_CHECKING:
+    from yaml import SafeDumper, ScalarNode
+
+
+def render(
+    file: Annotated[
+        Path, typer.Option("--file", "-f", help="YAML file with one or more FlowPrefillServices.")
+    ],
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", "-k", help="Only objects of this kind; may be repeated.")
+    ] = None,
+) -> None:
+    """Print the Kubernetes objects that the operator would create, as YAML. Needs no cluster.
+
+    Example: flowprefill render -f quickstart.yaml --kind Deployment
+    """
+    with guarded():
+        import yaml
+
+        from flowprefill_crd import load_services
+        from flowprefill_operator.plan import plan
+        from flowprefill_operator.settings import PlanSettings
+
+        kinds = {name.lower() for name in kind or ()}
+        settings = PlanSettings()
+        objects = [item for service in load_services(file) for item in plan(service, settings)]
+        chosen = [item for item in objects if not kinds or str(item["kind"]).lower() in kinds]
+        print(yaml.dump_all(chosen, Dumper=_dumper(), sort_keys=False, width=110), end="")
+
+
+def _dumper() -> type[SafeDumper]:
+    """YAML with the documents inside ConfigMaps as blocks, so that they can be read."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: SafeDumper, value: str) -> ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return Dumper
