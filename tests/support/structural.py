@@ -69,6 +69,8 @@ def _node(node: dict[str, Any], path: str) -> Iterator[str]:
     yield from _list(node, path)
     if "default" in node:
         yield from _default(node, node["default"], path)
+    if any(abs(node.get(limit, 0)) >= 2**53 for limit in ("minimum", "maximum")):
+        yield f"{path}: the API server compares limits as float64, which is exact below 2**53 only"
     if node.get("type") == "string" and "pattern" in node:
         re.compile(node["pattern"])
     for item in node.get("x-kubernetes-validations", ()):

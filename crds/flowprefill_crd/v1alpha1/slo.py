@@ -110,8 +110,8 @@ def _tiers_are_unique(classes: tuple[SloClass, ...]) -> bool:
 
 DEFAULT_RULE = Rule(
     message="exactly one class must say default: true; a single class is the default in any case",
-    cel="self.size() == 1 || self.filter(c, c.default).size() == 1",
-    holds=lambda classes: len(classes) == 1 or sum(c.default for c in classes) == 1,
+    cel="self.size() < 2 || self.filter(c, c.default).size() == 1",
+    holds=lambda classes: len(classes) < 2 or sum(c.default for c in classes) == 1,
     seen=lambda classes: f"{sum(c.default for c in classes)} of {len(classes)}",
 )
 

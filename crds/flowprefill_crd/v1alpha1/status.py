@@ -15,7 +15,8 @@ from flowprefill_crd.rules import Unique
 Text = Annotated[str, StringConstraints(max_length=1024)]
 Name = Annotated[str, StringConstraints(max_length=253)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
-Generation = Annotated[int, Field(ge=0, le=2**63 - 1)]
+# The API server compares limits as float64, so they stay within 53 bits.
+Generation = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Timestamp = Annotated[str, StringConstraints(max_length=64), Field(json_schema_extra={"format": "date-time"})]
 Percent = Annotated[
     str, StringConstraints(pattern=r"^(100([.]0+)?|[0-9]{1,2}([.][0-9]{1,3})?)$", max_length=8)
