@@ -75,26 +75,32 @@ class AgedRequests:
 
 
 class ServiceAccount:
-    """How much service aged work is owed, in seconds with the baton."""
+    """How much service aged work is owed, in seconds with the baton. Without ageing, nothing ever."""
 
-    def __init__(self, ageing: Ageing) -> None:
+    def __init__(self, ageing: Ageing | None) -> None:
         self._ageing = ageing
         self._owed_s = 0.0
         self.boosting = False
 
-    def served(self, seconds: float, aged_fraction: float, *, backlog: bool) -> None:
-        """Count service; `aged_fraction` of it went to aged requests. Without aged work nothing is owed."""
-        if backlog:
-            self._owed_s += seconds * (self._ageing.share - aged_fraction)
-        else:
-            self._owed_s = 0.0
+    def served(self, seconds: float, aged_fraction: float) -> None:
+        """Count service given while aged work existed; `aged_fraction` of it went to aged requests."""
+        if self._ageing is None:
+            return
+        self._owed_s += seconds * (self._ageing.share - aged_fraction)
         if self._owed_s <= 0.0:
             self.boosting = False
         elif self._owed_s >= self._ageing.quantum_s:
             self.boosting = True
 
+    def reset(self) -> None:
+        """No aged work is left: nothing is owed."""
+        self._owed_s = 0.0
+        self.boosting = False
+
     def turns_in_s(self, aged_fraction: float) -> float | None:
-        """Service until boosting starts or ends if the running task goes on; None when it will not."""
+        """Seconds of service until boosting starts or ends, if it goes on like this; None when it will not."""
+        if self._ageing is None:
+            return None
         rate = self._ageing.share - aged_fraction
         if self.boosting:
             return self._owed_s / -rate if rate < 0.0 else None

@@ -17,12 +17,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from flowprefill.scheduling.actions import TaskItem
+from flowprefill.scheduling.actions import Task, TaskItem
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.ordering import Rank
 from flowprefill.scheduling.predictor import Predictor
+from flowprefill.scheduling.pricing import cached_tokens
 from flowprefill.scheduling.settings import SchedulerSettings
-from flowprefill.scheduling.state import Job, Member, WaitingRequest, slack_s
+from flowprefill.scheduling.state import ActiveTask, Job, Member, WaitingRequest, slack_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,13 +32,6 @@ class Batch:
 
     members: list[Member] = field(default_factory=list)
     base_s: float = 0.0
-
-
-def cached_tokens(waiting: WaitingRequest, kv: KVCachePool) -> int:
-    """Tokens of its prompt that need no computing now: earlier chunks, or what the prefix cache has."""
-    if waiting.started:
-        return waiting.num_computed
-    return kv.match(waiting.request.prefix_hashes, waiting.request.num_prompt_tokens)
 
 
 class BatchFiller:
@@ -139,3 +133,37 @@ class BatchFiller:
             completes=end == waiting.request.num_prompt_tokens,
         )
         self._batch.members.append(Member(waiting=waiting, item=item))
+
+
+def build_task(
+    task_id: int,
+    head: WaitingRequest,
+    candidates: Iterable[tuple[Rank, WaitingRequest]],
+    parked: Sequence[tuple[Rank, Job]],
+    *,
+    settings: SchedulerSettings,
+    kv: KVCachePool,
+    predictor: Predictor,
+    now_s: float,
+) -> ActiveTask:
+    """The task around `head`, with its blocks taken. A decode step runs alone and needs none here."""
+    request = head.request
+    if request.kind == "decode":
+        item = TaskItem(
+            request_id=request.request_id,
+            start=0,
+            num_tokens=request.num_prompt_tokens,
+            block_ids=(),
+            completes=True,
+        )
+        batch = Batch(members=[Member(waiting=head, item=item)], base_s=head.base_s)
+    else:
+        batch = BatchFiller(settings, kv, predictor, now_s).fill(head, candidates, parked)
+    task = Task(
+        task_id=task_id,
+        items=tuple(member.item for member in batch.members),
+        predicted_s=predictor.scale * batch.base_s,
+        granularity="operator" if settings.preemption == "operator" else "layer",
+        kind=request.kind,
+    )
+    return ActiveTask(task=task, members=tuple(batch.members), base_s=batch.base_s)

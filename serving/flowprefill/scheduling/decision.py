@@ -4,7 +4,7 @@ Rules of this file
 1. Parked tasks and waiting requests compete in one order; while a task runs only what orders strictly before it counts.
 2. A waiting request counts only if its blocks can be allocated now, and if the tasks then suspended stay within
    `max_suspended`. Those behind it in the order may go first meanwhile, except when it is an aged request's turn:
-   then nothing new starts, so that blocks gather for it.
+   then nothing new starts, so that blocks gather for it. An engine idle for that counts as service to it.
 3. For a request that can still meet its deadline (or an aged one) work behind it may be dropped to free KV. While
    something unwinds for that, an idle engine waits: it takes a moment only.
 """
@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowprefill.scheduling.ageing import has_aged
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.ordering import Rank
 from flowprefill.scheduling.settings import SchedulerSettings
 from flowprefill.scheduling.state import ActiveTask, Job, WaitingRequest, slack_s
 from flowprefill.scheduling.suspended import Holder, victims
-from flowprefill.scheduling.waiting import AGED_TIER, Look
+from flowprefill.scheduling.tasks import TaskTable
+from flowprefill.scheduling.waiting import AGED_TIER, Look, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Nothing can or should run before what is in hand, or blocks are about to come free."""
+    """Nothing can or should run before what is in hand, or blocks are about to come free.
+
+    `gathering` says that requests could start but must not, so that an aged one finds its blocks.
+    """
+
+    gathering: bool = False
 
 
 Choice = Start | Continue | Drop | Hold
@@ -79,6 +86,53 @@ class Moment:
     started: Sequence[Holder]
 
 
+def take_in(
+    queue: WaitingQueue,
+    tasks: TaskTable,
+    *,
+    settings: SchedulerSettings,
+    kv: KVCachePool,
+    scale: float,
+    now_s: float,
+    boosting: bool,
+) -> Moment:
+    """The state of queue and tasks at `now_s`, ranked."""
+
+    def aged(waiting: WaitingRequest) -> bool:
+        return has_aged(waiting, settings.ageing, now_s)
+
+    jobs = {task.task_id: task.job(now_s, scale) for task in tasks.all()}
+    look = queue.look(now_s, scale, list(jobs.values()), boosting=boosting)
+    ranked = {
+        task.task_id: RankedTask(
+            task=task,
+            job=jobs[task.task_id],
+            rank=look.rank(jobs[task.task_id], aged=aged(task.members[0].waiting)),
+        )
+        for task in tasks.all()
+    }
+    parked = tasks.parked()
+    started = [
+        Holder(
+            work=waiting,
+            rank=look.rank(waiting.job(scale), aged=aged(waiting)),
+            deadline_s=waiting.request.deadline_s,
+        )
+        for waiting in queue.started
+    ]
+    return Moment(
+        settings=settings,
+        kv=kv,
+        now_s=now_s,
+        scale=scale,
+        look=look,
+        running=ranked[tasks.running.task_id] if tasks.running is not None else None,
+        parked=sorted((ranked[t.task_id] for t in parked if t.ending == "no"), key=lambda r: r.rank),
+        unwinding=[task for task in parked if task.ending != "no"],
+        started=started,
+    )
+
+
 def choose(moment: Moment) -> Choice:
     """What should have the baton instead of the running task, or instead of nothing when none runs."""
     running = moment.running
@@ -93,7 +147,7 @@ def choose(moment: Moment) -> Choice:
     num_suspended = len(moment.parked) + len(moment.unwinding) + (1 if running is not None else 0)
     if num_suspended <= moment.settings.max_suspended or (running is None and best is None):
         choice = _first_startable(moment, limit)
-        if choice is not None:
+        if choice is not None and (best is None or choice != Hold(gathering=True)):
             return choice
     return Continue(task=best.task) if best is not None else Hold()
 
@@ -104,7 +158,7 @@ def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
     gathering = blocked = False
     for rank, waiting in moment.look:
         if limit is not None and rank >= limit:
-            return None
+            break
         request = waiting.request
         if waiting.started or request.kind == "decode":
             return Start(head=waiting)
@@ -119,7 +173,7 @@ def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
             if choice is not None:
                 return choice
             gathering = rank[0] == AGED_TIER
-    return None
+    return Hold(gathering=True) if gathering else None
 
 
 def _free_blocks(moment: Moment, urgent: WaitingRequest, rank: Rank, shortage: int) -> Choice | None:

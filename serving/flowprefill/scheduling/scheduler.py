@@ -27,13 +27,11 @@ from flowprefill.scheduling.actions import (
     Outcome,
     Resume,
     Submit,
-    Task,
-    TaskItem,
 )
 from flowprefill.scheduling.admission import refusal
-from flowprefill.scheduling.ageing import ServiceAccount, aged_fraction, has_aged
-from flowprefill.scheduling.batching import BatchFiller, cached_tokens
-from flowprefill.scheduling.decision import Continue, Drop, Hold, Moment, RankedTask, Start, choose
+from flowprefill.scheduling.ageing import ServiceAccount, aged_fraction
+from flowprefill.scheduling.batching import build_task
+from flowprefill.scheduling.decision import Continue, Drop, Hold, Moment, Start, choose, take_in
 from flowprefill.scheduling.events import (
     Arrival,
     Cancelled,
@@ -49,9 +47,10 @@ from flowprefill.scheduling.events import (
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.policy import POLICIES
 from flowprefill.scheduling.predictor import Predictor
+from flowprefill.scheduling.pricing import Pricer
 from flowprefill.scheduling.settings import SchedulerSettings
-from flowprefill.scheduling.snapshot import Counters, SchedulerSnapshot, TaskSnapshot
-from flowprefill.scheduling.state import ActiveTask, Member, WaitingRequest, slack_s
+from flowprefill.scheduling.snapshot import Counters, SchedulerSnapshot, describe
+from flowprefill.scheduling.state import ActiveTask, WaitingRequest, slack_s
 from flowprefill.scheduling.suspended import Holder
 from flowprefill.scheduling.tasks import TaskTable
 from flowprefill.scheduling.waiting import WaitingQueue
@@ -72,7 +71,9 @@ class Scheduler:
         self._queue = WaitingQueue(settings)
         self._tasks = TaskTable()
         self._held: set[str] = set()  # completed requests whose KV others still need
-        self._account = ServiceAccount(settings.ageing) if settings.ageing is not None else None
+        self._pricer = Pricer(kv, predictor)
+        self._account = ServiceAccount(settings.ageing)
+        self._gathering_since_s: float | None = None  # idle so that blocks gather for an aged request
         self._counters = dict.fromkeys(Counters.__dataclass_fields__, 0)
         self._sequence = 0
         self._now_s = 0.0
@@ -103,14 +104,13 @@ class Scheduler:
     def snapshot(self, now_s: float) -> SchedulerSnapshot:
         """The state at `now_s`, for state streams and metrics. Changes nothing."""
         moment = self._moment(now_s)
-        running = self._tasks.running
-        parked = [ranked.task for ranked in moment.parked] + list(moment.unwinding)
+        suspended = [*(ranked.task for ranked in moment.parked), *moment.unwinding]
         return SchedulerSnapshot(
             now_s=now_s,
-            running=None if running is None else self._task_snapshot(running, now_s),
-            suspended=tuple(self._task_snapshot(task, now_s) for task in parked),
+            running=None if moment.running is None else describe(moment.running.task, now_s, moment.scale),
+            suspended=tuple(describe(task, now_s, moment.scale) for task in suspended),
             waiting=len(self._queue),
-            waiting_s=self.predictor.scale * self._queue.base_s,
+            waiting_s=moment.scale * self._queue.base_s,
             kv_blocks=self.kv.num_blocks,
             kv_blocks_free=self.kv.num_free,
             preempting=self._tasks.pending is not None,
@@ -157,8 +157,8 @@ class Scheduler:
         gained_s = executed_s - task.executed_s
         if gained_s > 0.0:
             task.executed_s = executed_s
-            if self._account is not None:
-                self._account.served(gained_s, self._aged_fraction(task), backlog=self._has_aged_work())
+            if self._has_aged_work():
+                self._account.served(gained_s, self._aged_fraction(task))
 
     def _on_arrival(self, event: Arrival) -> None:
         seen: set[str] = set()
@@ -173,7 +173,7 @@ class Scheduler:
             self._count("arrived")
             self._sequence += 1
             waiting = WaitingRequest(request=request, sequence=self._sequence)
-            self._price(waiting)
+            self._pricer.price(waiting)
             refused = refusal(
                 waiting,
                 settings=self.settings,
@@ -213,7 +213,7 @@ class Scheduler:
                 self._finish(waiting.request_id, "completed")
             else:
                 waiting.num_computed = item.start + item.num_tokens
-                self._price(waiting)
+                self._pricer.price(waiting)
                 self._queue.add(waiting)
 
     def _on_failed(self, event: Failed) -> None:
@@ -249,7 +249,7 @@ class Scheduler:
 
     def _on_reconfigured(self, settings: SchedulerSettings) -> None:
         if settings.ageing != self.settings.ageing:
-            self._account = ServiceAccount(settings.ageing) if settings.ageing is not None else None
+            self._account = ServiceAccount(settings.ageing)
         if settings != self.settings:
             self.settings = settings
             self._queue.configure(settings)
@@ -259,32 +259,35 @@ class Scheduler:
     def _let_time_pass(self) -> None:
         if self._queue.aged is not None:
             self._queue.aged.advance(self._now_s)
-        if self._account is not None and not self._has_aged_work():
-            self._account.served(0.0, 0.0, backlog=False)
+        if self._gathering_since_s is not None:
+            self._account.served(self._now_s - self._gathering_since_s, 1.0)
+            self._gathering_since_s = None
+        if not self._has_aged_work():
+            self._account.reset()
         for waiting in self._queue.lost(self._now_s, self.predictor.scale):
             self._queue.remove(waiting)
             self._finish(waiting.request_id, "shed", "the TTFT target cannot be met any more")
 
     def _find_next_tick(self) -> float | None:
-        """The next moment at which time alone would change what is decided."""
+        """The next moment at which time alone changes what is decided: a slack expiry or an ageing bound."""
+        moments = [self._queue.next_loss_s(self.predictor.scale)]
         running = self._tasks.running
-        moments: list[float] = []
-        loss_s = self._queue.next_loss_s(self.predictor.scale)
-        if loss_s is not None:
-            moments.append(loss_s)
-        if running is not None and running.ending == "no" and self._may_preempt():
-            others = len(self._queue) > 0 or len(self._tasks) > 1
-            if others and POLICIES[self.settings.policy].late_at_deadline:
+        others = len(self._queue) > 0 or len(self._tasks) > 1
+        if running is None and self._gathering_since_s is not None:
+            moments.append(self._in_s(self._account.turns_in_s(1.0)))
+        elif running is not None and running.ending == "no" and others and self._may_preempt():
+            if POLICIES[self.settings.policy].late_at_deadline:
                 deadline_s = running.job(self._now_s, self.predictor.scale).deadline_s
-                if deadline_s > self._now_s:
-                    moments.append(deadline_s)
-            if others and self._account is not None and self._queue.aged is not None:
-                if self._has_aged_work():
-                    turn_s = self._account.turns_in_s(self._aged_fraction(running))
-                    moments.extend([] if turn_s is None else [self._now_s + turn_s])
-                elif self._queue.aged.next_s is not None:
-                    moments.append(self._queue.aged.next_s)
-        return max(min(moments), self._now_s + _LEAST_TICK_S) if moments else None
+                moments.append(deadline_s if deadline_s > self._now_s else None)
+            if self._has_aged_work():
+                moments.append(self._in_s(self._account.turns_in_s(self._aged_fraction(running))))
+            elif self._queue.aged is not None:
+                moments.append(self._queue.aged.next_s)
+        coming = [moment for moment in moments if moment is not None]
+        return max(min(coming), self._now_s + _LEAST_TICK_S) if coming else None
+
+    def _in_s(self, seconds: float | None) -> float | None:
+        return None if seconds is None else self._now_s + seconds
 
     # -- 3. decisions
 
@@ -312,9 +315,11 @@ class Scheduler:
                 self._tasks.resume(task)
                 self._actions.append(Resume(task_id=task.task_id))
                 self._count("resumed")
-            case Hold():
+            case Hold(gathering=gathering):
                 self._withdraw()
-        self._refresh(moment.look.seen)
+                if gathering and running is None:
+                    self._gathering_since_s = self._now_s
+        self._pricer.refresh(self._queue, moment.look.seen)
 
     def _may_preempt(self) -> bool:
         return self.settings.preemption in ("operator", "layer")
@@ -325,40 +330,14 @@ class Scheduler:
             self._count("withdrawn")
 
     def _moment(self, now_s: float) -> Moment:
-        scale = self.predictor.scale
-        tasks = self._tasks.all()
-        jobs = {task.task_id: task.job(now_s, scale) for task in tasks}
-        boosting = self._account is not None and self._account.boosting
-        look = self._queue.look(
-            now_s, scale, [jobs[t.task_id] for t in tasks if t.ending == "no"], boosting=boosting
-        )
-        ranked = {
-            task.task_id: RankedTask(
-                task=task,
-                job=jobs[task.task_id],
-                rank=look.rank(jobs[task.task_id], aged=self._has_aged(task.members[0].waiting, now_s)),
-            )
-            for task in tasks
-        }
-        running = self._tasks.running
-        parked = self._tasks.parked()
-        return Moment(
+        return take_in(
+            self._queue,
+            self._tasks,
             settings=self.settings,
             kv=self.kv,
+            scale=self.predictor.scale,
             now_s=now_s,
-            scale=scale,
-            look=look,
-            running=ranked[running.task_id] if running is not None else None,
-            parked=sorted((ranked[t.task_id] for t in parked if t.ending == "no"), key=lambda r: r.rank),
-            unwinding=[task for task in parked if task.ending != "no"],
-            started=[
-                Holder(
-                    work=waiting,
-                    rank=look.rank(waiting.job(scale), aged=self._has_aged(waiting, now_s)),
-                    deadline_s=waiting.request.deadline_s,
-                )
-                for waiting in self._queue.started
-            ],
+            boosting=self._account.boosting,
         )
 
     def _drop(self, holders: tuple[Holder, ...]) -> None:
@@ -372,32 +351,17 @@ class Scheduler:
                 self._start_over(holder.work)
 
     def _submit(self, head: WaitingRequest, moment: Moment) -> None:
-        request = head.request
-        if request.kind == "decode":
-            item = TaskItem(
-                request_id=request.request_id,
-                start=0,
-                num_tokens=request.num_prompt_tokens,
-                block_ids=(),
-                completes=True,
-            )
-            members, base_s = [Member(waiting=head, item=item)], head.base_s
-        else:
-            filler = BatchFiller(self.settings, self.kv, self.predictor, moment.now_s)
-            batch = filler.fill(head, moment.look, [(ranked.rank, ranked.job) for ranked in moment.parked])
-            members, base_s = batch.members, batch.base_s
-        task = ActiveTask(
-            task=Task(
-                task_id=self._tasks.new_id(),
-                items=tuple(member.item for member in members),
-                predicted_s=self.predictor.scale * base_s,
-                granularity="operator" if self.settings.preemption == "operator" else "layer",
-                kind=request.kind,
-            ),
-            members=tuple(members),
-            base_s=base_s,
+        task = build_task(
+            self._tasks.new_id(),
+            head,
+            moment.look,
+            [(ranked.rank, ranked.job) for ranked in moment.parked],
+            settings=self.settings,
+            kv=self.kv,
+            predictor=self.predictor,
+            now_s=self._now_s,
         )
-        for member in members:
+        for member in task.members:
             self._queue.remove(member.waiting)
         self._tasks.start(task)
         self._actions.append(Submit(task=task.task))
@@ -405,35 +369,12 @@ class Scheduler:
 
     # -- small things
 
-    def _price(self, waiting: WaitingRequest) -> None:
-        """Look up what the request needs alone, given what is cached now. Not while an order holds it."""
-        request = waiting.request
-        waiting.cache_version = self.kv.cache_version
-        if request.kind == "decode":  # has a correction of its own, so the common scale is taken out
-            waiting.base_s = self.predictor.predict_decode_s(request.num_prompt_tokens) / self.predictor.scale
-            return
-        waiting.num_cached = cached_tokens(waiting, self.kv)
-        num_new = request.num_prompt_tokens - waiting.num_cached
-        waiting.base_s = self.predictor.base_s(num_new, waiting.num_cached)
-
-    def _refresh(self, looked_at: list[WaitingRequest]) -> None:
-        """Price again those that a decision came across and whose cached prefix may have changed since."""
-        for waiting in looked_at:
-            if waiting.cache_version == self.kv.cache_version or waiting.request_id not in self._queue:
-                continue
-            waiting.cache_version = self.kv.cache_version
-            num_cached = cached_tokens(waiting, self.kv)
-            if num_cached != waiting.num_cached:
-                num_new = waiting.request.num_prompt_tokens - num_cached
-                base_s = self.predictor.base_s(num_new, num_cached)
-                self._queue.reprice(waiting, base_s=base_s, num_cached=num_cached)
-
     def _start_over(self, waiting: WaitingRequest) -> None:
         """The request's KV is gone: it waits for its first token anew."""
         waiting.num_computed = 0
         waiting.recomputes += 1
         self._count("recomputes")
-        self._price(waiting)
+        self._pricer.price(waiting)
         self._queue.add(waiting)
 
     def _end(self, task_id: int, executed_s: float) -> ActiveTask | None:
@@ -448,9 +389,6 @@ class Scheduler:
             or self._tasks.member(request_id) is not None
             or request_id in self._held
         )
-
-    def _has_aged(self, waiting: WaitingRequest, now_s: float) -> bool:
-        return has_aged(waiting, self.settings.ageing, now_s)
 
     def _aged_fraction(self, task: ActiveTask) -> float:
         return aged_fraction(task, self.settings.ageing, self._now_s)
@@ -467,15 +405,3 @@ class Scheduler:
 
     def _count(self, name: str) -> None:
         self._counters[name] += 1
-
-    def _task_snapshot(self, task: ActiveTask, now_s: float) -> TaskSnapshot:
-        job = task.job(now_s, self.predictor.scale)
-        return TaskSnapshot(
-            task_id=task.task_id,
-            kind=task.task.kind,
-            num_requests=len(task.members),
-            num_tokens=sum(item.num_tokens for item in task.task.items),
-            remaining_s=job.remaining_s,
-            deadline_s=job.deadline_s,
-            feasible=slack_s(job.deadline_s, now_s, job.remaining_s) > 0.0,
-        )

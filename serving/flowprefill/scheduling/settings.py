@@ -59,5 +59,5 @@ class SchedulerSettings:
             raise ValueError(f"chunk_tokens is {self.chunk_tokens}; accepted are integers from 1, or none")
         if self.max_suspended < 0:
             raise ValueError(f"max_suspended is {self.max_suspended}; accepted are integers from 0")
-        if self.queue_limit < 0:
-            raise ValueError(f"queue_limit is {self.queue_limit}; accepted are integers from 0")
+        if self.queue_limit < 1:
+            raise ValueError(f"queue_limit is {self.queue_limit}; accepted are integers from 1")

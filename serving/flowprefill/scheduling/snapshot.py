@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flowprefill.request import Kind
 from flowprefill.scheduling.predictor import Coefficients
+from flowprefill.scheduling.state import ActiveTask, slack_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +58,17 @@ class SchedulerSnapshot:
     preempting: bool
     prediction: Coefficients
     counters: Counters
+
+
+def describe(task: ActiveTask, now_s: float, scale: float) -> TaskSnapshot:
+    """A task as others see it."""
+    job = task.job(now_s, scale)
+    return TaskSnapshot(
+        task_id=task.task_id,
+        kind=task.task.kind,
+        num_requests=len(task.members),
+        num_tokens=sum(item.num_tokens for item in task.task.items),
+        remaining_s=job.remaining_s,
+        deadline_s=job.deadline_s,
+        feasible=slack_s(job.deadline_s, now_s, job.remaining_s) > 0.0,
+    )
