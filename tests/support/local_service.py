@@ -35,12 +35,20 @@ def document(switches: Path, *, name: str = "demo", **spec: Any) -> dict[str, An
     for role in ("prefill", "decode", "proxy"):
         container = {
             "name": role,
-            "command": [sys.executable, str(STANDIN)],
-            "env": [{"name": "SWITCHES", "value": str(switches)}],
+            "command": ["python", f"/standin/{STANDIN.name}"],
+            "env": [{"name": "SWITCHES", "value": "/switches"}],
+            "volumeMounts": [
+                {"name": "switches", "mountPath": "/switches"},
+                {"name": "standin", "mountPath": "/standin"},
+            ],
             "livenessProbe": {"periodSeconds": 1, "failureThreshold": 1},
             "readinessProbe": {"periodSeconds": 1, "failureThreshold": 1},
         }
-        body.setdefault(role, {})["podTemplate"] = {"spec": {"containers": [container]}}
+        volumes = [
+            {"name": "switches", "hostPath": {"path": str(switches)}},
+            {"name": "standin", "hostPath": {"path": str(STANDIN.parent)}},
+        ]
+        body.setdefault(role, {})["podTemplate"] = {"spec": {"containers": [container], "volumes": volumes}}
     return {
         "apiVersion": "flowprefill.io/v1alpha1",
         "kind": "FlowPrefillService",

@@ -36,7 +36,7 @@ POLL_S = 0.1
 
 def local_settings(state: StateDir, options: Options) -> PlanSettings:
     """Settings that plan a service for this machine."""
-    places = LocalPlaces(endpoints=state.endpoints, cache=default_cache(), files=options.files)
+    places = LocalPlaces(endpoints=state.endpoints.parent, cache=default_cache(), files=options.files)
     return PlanSettings(network_policy=False, local=places)
 
 

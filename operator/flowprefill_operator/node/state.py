@@ -6,7 +6,7 @@ ROOT/NAMESPACE/NAME/
   service.yaml      the FlowPrefillService to run; replaced as a whole, then SIGUSR1 to the supervisor
   options.json      how `up` was called
   status.json       what runs (NodeStatus), replaced at every change
-  endpoints.json    what the proxy's file discovery watches
+  endpoints/        endpoints.json, which the proxy's file discovery watches
   config/           one folder a ConfigMap
   pods/             one folder a pod: its working directory and volumes
   logs/             one file a container, and supervisor.log
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict
+
+from flowprefill_operator import labels
 
 
 def default_root() -> Path:
@@ -127,7 +129,7 @@ class StateDir:
 
     @property
     def endpoints(self) -> Path:
-        return self.path / "endpoints.json"
+        return self.path / "endpoints" / labels.ENDPOINTS_KEY
 
     @property
     def logs(self) -> Path:
@@ -148,7 +150,7 @@ class StateDir:
     def create(self) -> Self:
         """Make the folder, readable by this user alone."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (self.logs, self.config, self.pods):
+        for folder in (self.logs, self.config, self.pods, self.endpoints.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
         return self
 

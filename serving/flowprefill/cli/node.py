@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from pathlib import Path
@@ -176,7 +175,10 @@ def status(
 
 def logs(
     pod: Annotated[
-        str | None, typer.Argument(help="Pods whose name or role begins with this; all when left out.")
+        str | None,
+        typer.Argument(
+            help="Pods whose name or role begins with this, or `supervisor`; all pods when left out."
+        ),
     ] = None,
     service: Annotated[
         str | None,
@@ -345,7 +347,9 @@ def _alive(pid: int) -> bool:
 
 
 def _matches(path: Path, pod: str | None, state: StateDir) -> bool:
-    if pod is None or path.name.startswith(pod):
+    if pod is None:
+        return path != state.supervisor_log
+    if path.name.startswith(pod):
         return True
     status: NodeStatus | None = state.read_status()
     roles = {report.name: report.role for report in status.pods} if status else {}
@@ -355,5 +359,5 @@ def _matches(path: Path, pod: str | None, state: StateDir) -> bool:
 
 def _print_lines(path: Path, lines: list[str], *, many: bool) -> None:
     prefix = f"{path.name.removesuffix('.log')} | " if many else ""
-    for line in itertools.chain(lines):
+    for line in lines:
         print(f"{prefix}{line}", flush=True)

@@ -16,13 +16,22 @@ if TYPE_CHECKING:
     from flowprefill_operator.node.state import PodReport
 
 
+PLAIN_WIDTH = 160
+
+
 def show(views: Sequence[View], console: Console | None = None) -> None:
     """Print each service: its state, its classes, its pods and what is wrong with them."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     for position, view in enumerate(views):
         if position:
             console.print()
         _show_one(view, console)
+
+
+def _console() -> Console:
+    """The terminal; where there is none, wide enough for whole rows."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 def _show_one(view: View, console: Console) -> None:
@@ -41,8 +50,11 @@ def _show_one(view: View, console: Console) -> None:
             console.print(Text(f"  {words}", "yellow"), soft_wrap=True)
     console.print(_classes(view.classes))
     console.print(_pods(view))
-    for name, line in view.last_lines.items():
-        console.print(Text.assemble((f"  {name}: ", "bold"), line), soft_wrap=True)
+    for pod in status.pods:
+        if not pod.ready and pod.message:
+            console.print(Text.assemble((f"  {pod.name}: ", "bold"), (pod.message, "yellow")), soft_wrap=True)
+        if line := view.last_lines.get(pod.name):
+            console.print(Text(f"    last line of its log: {line}"), soft_wrap=True)
 
 
 def _state(view: View) -> tuple[str, str]:
@@ -75,25 +87,19 @@ def _share(met: int, missed: int, objective: str) -> Text:
 
 
 def _pods(view: View) -> Table:
-    table = _table(
-        "pod", "state", "ready", "restarts", "age", "ports", "revision", "generation", "waiting", "KV used"
-    )
+    table = _table("pod", "state", "restarts", "age", "ports", "generation", "waiting", "KV used")
     for pod in view.status.pods:
         engine = view.engines.get(pod.name)
         table.add_row(
             pod.name,
-            Text(pod.phase, _colour(pod)),
-            "yes" if pod.ready else "no",
+            Text("Ready" if pod.ready else pod.phase, _colour(pod)),
             str(pod.restarts),
             age(time.time() - pod.started_at),
             " ".join(f"{name}:{port}" for name, port in pod.ports.items()),
-            pod.revision,
             str(engine.generation) if engine else "-",
             str(engine.waiting) if engine else "-",
             _kv(engine),
         )
-        if pod.message and not pod.ready:
-            table.add_row(Text(f"  {pod.message}", "yellow"))
     return table
 
 
@@ -120,5 +126,5 @@ def age(seconds: float) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
-        table.add_column(column, header_style="dim", no_wrap=column in ("pod", "ports"))
+        table.add_column(column, header_style="dim", overflow="fold")
     return table
