@@ -49,6 +49,8 @@ class KVTransferParams(_Wire):
     head_dim: int
     model: str
     revision: str
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefill pod found in its prefix cache; the answer's usage tells them."""
 
 
 class TaskState(_Wire):

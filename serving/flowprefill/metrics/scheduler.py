@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowprefill.metrics.family import Family
+from flowprefill.request import Request
 from flowprefill.scheduling.actions import Action, Finish, Preempt, Submit, WithdrawPreempt
 from flowprefill.scheduling.events import (
     Arrival,
@@ -62,7 +63,7 @@ EVENT_NAMES = tuple(_EVENT_NAMES.values())
 class _Waiting:
     slo_class: str
     deadline_s: float
-    kind: str
+    num_tokens: int
 
 
 class SchedulerMetrics:
@@ -140,8 +141,15 @@ class SchedulerMetrics:
         """Say where the profile comes from."""
         self._predictor(version=version, model=model, tp=str(tp), gpu=gpu, created=created).set(1)
 
-    def infeasible(self, num_requests: int) -> None:
-        self._infeasible().set(num_requests)
+    def count_infeasible(self, now_s: float, prediction: tuple[float, float, float, float]) -> None:
+        """Count waiting requests whose predicted time, without cached prefix, exceeds what is left. At scrapes."""
+        a, b, c, _ = prediction
+        late = [
+            waiting
+            for waiting in list(self._waiting.values())
+            if waiting.deadline_s - now_s < a + waiting.num_tokens * (b + c * waiting.num_tokens)
+        ]
+        self._infeasible().set(len(late))
 
     def kv(self, *, num_blocks: int, num_free: int) -> None:
         self._kv_blocks().set(num_blocks)
@@ -157,7 +165,7 @@ class SchedulerMetrics:
             case Arrival(requests=requests):
                 for request in requests:
                     if request.kind == "prefill":
-                        self._enter(request.request_id, request.slo_class, request.deadline_s, request.kind)
+                        self._enter(request)
             case Parked(task_id=task_id, ticket=ticket):
                 if (asked_s := self._pauses.pop((task_id, ticket), None)) is not None:
                     self._blocking_s().observe(now_s - asked_s)
@@ -196,9 +204,11 @@ class SchedulerMetrics:
         for key in [key for key in self._pauses if key[0] == task_id]:
             self._blocking_s().observe(now_s - self._pauses.pop(key))
 
-    def _enter(self, request_id: str, slo_class: str, deadline_s: float, kind: str) -> None:
-        name = slo_class if slo_class in self._classes else OTHER
-        self._waiting[request_id] = _Waiting(slo_class=name, deadline_s=deadline_s, kind=kind)
+    def _enter(self, request: Request) -> None:
+        name = request.slo_class if request.slo_class in self._classes else OTHER
+        self._waiting[request.request_id] = _Waiting(
+            slo_class=name, deadline_s=request.deadline_s, num_tokens=request.num_prompt_tokens
+        )
         self._count(name, 1)
 
     def _leave(self, request_id: str) -> _Waiting | None:

@@ -141,8 +141,13 @@ class _Generation(_Model):
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens to generate; None means the rest of the context."""
+        """The client's own limit on tokens to generate; None when it set none."""
         return self.max_tokens
+
+    @property
+    def default_limit(self) -> int | None:
+        """The limit when the client set none; None means the rest of the context."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -170,8 +175,8 @@ class CompletionRequest(_Generation):
         return "completions"
 
     @property
-    def token_limit(self) -> int:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+    def default_limit(self) -> int:
+        return DEFAULT_COMPLETION_TOKENS
 
 
 class ChatCompletionRequest(_Generation):

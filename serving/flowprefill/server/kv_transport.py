@@ -4,10 +4,10 @@
     pull(request, blocks, layout) ─▶ checks: held? same layout? these blocks?
                   ◀─ blocks(count, piece size) or refused(reason)
                   ◀─ payload, payload, ...     read from the engine piece by piece
-    ack(request) ─▶ the hold ends              the blocks return to the producer's pool
-                  ◀─ released
+    ack(request) ─▶                            the hold ends, the blocks return to the producer's pool
+                  ◀─ released                  (`abort` likewise; either may use a connection of its own)
 
-A connection that breaks anywhere before `ack` leaves the blocks held until the lease ends, so a consumer may try
+Anything that breaks before `ack` leaves the blocks held until the lease ends, so a consumer may try
 again. Blocks are `[layer, 2, block, block_size, kv_heads, head_dim]` per piece. Copies to and from the engine run
 in threads; memory per pull is bounded by a few pieces.
 """
@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from flowprefill.engines.protocol import Engine, EngineSpec
 from flowprefill.errors import KVTransferFailed
@@ -45,15 +48,22 @@ from flowprefill.wire import KVTransferParams
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 STREAM_LIMIT_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferLimits:
-    """Time limits in seconds. `stall_s` bounds the wait for the next frame, not the whole transfer."""
+    """Time limits in seconds: of a connection attempt, of the wait for one frame, of a whole pull.
+
+    A pull whose connection breaks is repeated `max_retries` times; a refusal is final.
+    """
 
     connect_s: float = 5.0
     stall_s: float = 30.0
+    pull_s: float = 30.0
+    max_retries: int = 1
     max_connections: int = 256
 
 
@@ -141,7 +151,7 @@ class KVServer:
             await send_message(writer, header)
             for piece in _pieces(pull.block_ids, per_piece):
                 try:
-                    data = await asyncio.to_thread(self._engine.read_blocks, piece)
+                    data = await _in_thread(partial(self._engine.read_blocks, piece))
                 except Exception as error:
                     log.exception("KV blocks could not be read", extra={"request_id": pull.request_id})
                     self._metrics.failed("engine_failed")
@@ -205,37 +215,54 @@ class KVClient:
     async def pull(
         self, params: KVTransferParams, *, skip_blocks: int, local_block_ids: Sequence[int]
     ) -> Pulled:
-        """Fill `local_block_ids` with the request's blocks from number `skip_blocks` on, then acknowledge.
+        """Fill `local_block_ids` with the request's blocks from number `skip_blocks` on.
 
-        `check` has passed. On failure the local blocks hold anything and the producer still holds its own.
+        `check` has passed. On failure the local blocks hold anything. The producer holds its own until `release`.
+        A cancelled pull returns only when no thread writes the local blocks any more.
         """
         remote = params.remote_block_ids[skip_blocks:]
         assert len(remote) == len(local_block_ids), (len(remote), len(local_block_ids))
-        try:
-            async with self._connection(params) as (reader, writer):
-                num_bytes = await self._receive(params, remote, local_block_ids, reader, writer)
-                await self._exchange(reader, writer, Ack(request_id=params.remote_request_id))
-        except KVTransferFailed as error:
-            self._metrics.failed(getattr(error, "reason", "bad_message"))
-            raise
-        except (OSError, EOFError, TimeoutError) as error:
-            self._metrics.failed("connection_lost")
-            raise KVTransferFailed(
-                f"the prefill pod at {params.remote_host}:{params.remote_port} was lost while KV of request "
-                f"{params.remote_request_id!r} was pulled: {_reason(error)}"
-            ) from None
+        if not remote:
+            return Pulled(num_blocks=0, num_bytes=0)
+        began_s = time.monotonic()
+        for attempts_left in range(self._limits.max_retries, -1, -1):
+            try:
+                num_bytes = await self._attempt(params, remote, local_block_ids)
+                break
+            except KVTransferFailed as error:
+                self._metrics.failed(error.reason if isinstance(error, _Refusal) else "bad_message")
+                raise
+            except (OSError, EOFError, TimeoutError) as error:
+                self._metrics.failed("connection_lost")
+                if not attempts_left:
+                    raise KVTransferFailed(
+                        f"the prefill pod at {params.remote_host}:{params.remote_port} was lost while KV of "
+                        f"request {params.remote_request_id!r} was pulled: {_reason(error)}"
+                    ) from None
+        num_tokens = params.num_tokens - skip_blocks * params.block_size
+        self._metrics.pulled(num_tokens, time.monotonic() - began_s)
         return Pulled(num_blocks=len(remote), num_bytes=num_bytes)
 
-    async def abort(self, params: KVTransferParams) -> None:
-        """Tell the producer that nobody will pull; best effort, the lease is the safety net."""
+    async def _attempt(self, params: KVTransferParams, remote: Sequence[int], local: Sequence[int]) -> int:
+        async with asyncio.timeout(self._limits.pull_s), self._connection(params) as (reader, writer):
+            return await self._receive(params, remote, local, reader, writer)
+
+    async def release(self, params: KVTransferParams, *, pulled: bool) -> bool:
+        """Tell the producer that its blocks may go: all is in place here, or nobody will pull.
+
+        Best effort (the lease is the safety net): False when it could not be told.
+        """
+        message = (Ack if pulled else Abort)(request_id=params.remote_request_id)
         try:
             async with self._connection(params) as (reader, writer):
-                await self._exchange(reader, writer, Abort(request_id=params.remote_request_id))
+                await self._exchange(reader, writer, message)
         except (OSError, EOFError, TimeoutError, KVTransferFailed) as error:
             log.info(
-                "KV abort not delivered; the lease will end the hold",
+                "the prefill pod was not told that its KV may go; the lease will end the hold",
                 extra={"request_id": params.remote_request_id, "reason": _reason(error)},
             )
+            return False
+        return True
 
     async def _receive(
         self,
@@ -245,8 +272,6 @@ class KVClient:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> int:
-        if not remote:
-            return 0
         spec = self._engine.spec
         pull = Pull(request_id=params.remote_request_id, block_ids=list(remote), layout=layout_of(spec))
         header = await self._exchange(reader, writer, pull)
@@ -259,7 +284,7 @@ class KVClient:
                 data = await read_payload(reader, len(piece) * spec.kv_block_bytes)
             if isinstance(data, Refused):
                 raise _Refusal(data)
-            await asyncio.to_thread(self._engine.write_blocks, piece, memoryview(data))
+            await _in_thread(partial(self._engine.write_blocks, piece, memoryview(data)))
             received += len(data)
             self._metrics.received(len(data))
         return received
@@ -313,6 +338,16 @@ def _layout_in(params: KVTransferParams) -> Layout:
 
 def _pieces(block_ids: Sequence[int], size: int) -> list[Sequence[int]]:
     return [block_ids[at : at + size] for at in range(0, len(block_ids), size)]
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread. Cancelled, it still waits for the thread: blocks must not change hands before."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 async def _try_to_tell(writer: asyncio.StreamWriter, message: Message) -> None:

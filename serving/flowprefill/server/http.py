@@ -1,0 +1,152 @@
+"""What every API port shares: request ids, in-flight counts, errors in OpenAI's envelope, 404 and 405, keys."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flowprefill.errors import FlowPrefillError, QueueFull
+from flowprefill.metrics.engine import PodMetrics
+from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
+from flowprefill.openai.errors import ErrorAnswer, answer_for, method_not_allowed, no_such_path
+from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
+from flowprefill.server.client import ClientLeft
+
+if TYPE_CHECKING:
+    from flowprefill.server.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; only logs and metrics see it."""
+
+
+def api_app(
+    routes: Sequence[BaseRoute],
+    *,
+    lifecycle: Lifecycle,
+    metrics: PodMetrics,
+    keys: KeyFile | None = None,
+    max_in_flight: int = 8192,
+    logs_requests: Callable[[], bool] = lambda: False,
+) -> FastAPI:
+    """The app of an API port. Everything a handler raises becomes an answer here."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=list(routes))
+    app.add_exception_handler(HTTPException, http_exception)
+    if keys is not None:
+        app.add_middleware(ApiKeyMiddleware, keys=keys)
+    app.add_middleware(
+        RequestScope,
+        lifecycle=lifecycle,
+        metrics=metrics,
+        max_in_flight=max_in_flight,
+        logs_requests=logs_requests,
+    )
+    return app
+
+
+def error_response(answer: ErrorAnswer) -> Response:
+    """An error as a response."""
+    return Response(
+        answer.body(),
+        status_code=answer.status,
+        headers=dict(answer.headers),
+        media_type="application/json",
+    )
+
+
+async def http_exception(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, in the envelope."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "POST")
+        return error_response(method_not_allowed(request.method, path, allowed))
+    return error_response(no_such_path(path))
+
+
+class RequestScope:
+    """One request from first byte to last: its id, its place in the count, its status, its errors."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        lifecycle: Lifecycle,
+        metrics: PodMetrics,
+        max_in_flight: int,
+        logs_requests: Callable[[], bool],
+    ) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._max_in_flight = max_in_flight
+        self._logs_requests = logs_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_from(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        scope.setdefault("state", {})["request_id"] = request_id
+        began_s = time.monotonic()
+        status = 0
+
+        async def send_stamped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if self._lifecycle.closes_connections:
+                    headers["connection"] = "close"
+            await send(message)
+
+        full = self._lifecycle.in_flight >= self._max_in_flight
+        self._lifecycle.request_began()
+        try:
+            if full:
+                raise QueueFull(f"{self._max_in_flight} requests are in this pod, which is the most accepted")
+            await self._app(scope, receive, send_stamped)
+        except (ClientLeft, ClientDisconnect):
+            status = CLIENT_CLOSED_REQUEST
+        except Exception as error:  # the top of a request
+            if status:
+                log.exception("a request failed after its answer began", extra={"request_id": request_id})
+            else:
+                await self._answer(error, scope, receive, send_stamped, request_id)
+        finally:
+            self._lifecycle.request_ended()
+            self._metrics.answered(status or CLIENT_CLOSED_REQUEST)
+            level = logging.INFO if self._logs_requests() else logging.DEBUG
+            if log.isEnabledFor(level):
+                fields = {
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "seconds": round(time.monotonic() - began_s, 6),
+                }
+                log.log(level, "request", extra=fields)
+
+    async def _answer(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send, request_id: str
+    ) -> None:
+        if isinstance(error, FlowPrefillError):
+            log.debug("request refused", extra={"request_id": request_id, "reason": str(error)})
+        else:
+            log.exception("a handler failed", extra={"request_id": request_id})
+        try:
+            await error_response(answer_for(error))(scope, receive, send)
+        except Exception as lost:
+            log.debug("an error answer was not sent", extra={"request_id": request_id, "reason": repr(lost)})

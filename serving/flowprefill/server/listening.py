@@ -1,0 +1,83 @@
+"""uvicorn servers inside our own event loop: ports that may be chosen by the system, stops that we order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from flowprefill.errors import InvalidConfiguration
+
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves the process's signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """One app on one port."""
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, drain_s: float) -> None:
+        """Port 0 lets the system choose. `drain_s` bounds how long `stop` waits for answers under way."""
+        self._socket = _bound(host, port)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+        self._server = _QuietServer(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Return once connections are accepted."""
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise InvalidConfiguration(f"the server on port {self.port} ended at its start")
+            await asyncio.sleep(0.005)
+
+    async def stop(self, *, hurry: asyncio.Future[None] | None = None) -> None:
+        """Accept nothing new and let answers under way end, within the drain time or until `hurry` is done."""
+        if self._serving is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        if hurry is not None:
+            await asyncio.wait({self._serving, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            self._server.force_exit = hurry.done()
+        await self._serving
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound before the server runs, so that a port in use is an error at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise InvalidConfiguration(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    bound.listen(BACKLOG)
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,262 @@
+"""A pod from start to stop.
+
+1. Read both documents, open the admin port (`/health` is up while the model loads).
+2. Load the engine in a thread, take or measure the predictor's profile, start the role, open the API port: ready.
+3. SIGTERM or SIGINT: lame duck, then accept nothing new and let answers end, then wait until nobody needs the pod
+   (a prefill pod: until its KV is pulled or its leases have ended), all within the drain time. A second signal hurries.
+4. Close the role, the engine, the admin port; exit code 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+
+from flowprefill.logs import configure_logging, set_level
+from flowprefill.metrics.engine import EngineMetrics, engine_metrics
+from flowprefill.openai.auth import KeyFile
+from flowprefill.server.admin import admin_app
+from flowprefill.server.http import api_app
+from flowprefill.server.lifecycle import Lifecycle
+from flowprefill.server.listening import HttpServer
+from flowprefill.server.live import LiveDocument, read_live_config, read_pod_config
+from flowprefill.server.loading import Loaded, load
+from flowprefill.server.role import Pod, Role
+from flowprefill.server.roles import new_role
+from flowprefill.server.state import StateHub
+from flowprefill.server.states import starting_state
+from flowprefill_crd import LiveConfig, PodConfig
+
+log = logging.getLogger(__name__)
+
+RoleName = Literal["prefill", "decode", "colocated"]
+
+ADMIN_DRAIN_S = 1.0
+
+
+def run(
+    role: RoleName,
+    config_path: Path,
+    live_path: Path,
+    host: str,
+    port: int,
+    admin_port: int,
+    kv_port: int,
+) -> int:
+    """Serve until stopped; returns the exit code.
+
+    Raises `InvalidConfiguration` or `ModelNotLoadable` when the pod cannot start.
+    """
+    config = read_pod_config(config_path)
+    configure_logging(config.log_format, read_live_config(live_path).log_level)
+    server = PodServer(role, config, live_path, host=host, port=port, admin_port=admin_port, kv_port=kv_port)
+    asyncio.run(server.run())
+    return 0
+
+
+class PodServer:
+    """One pod. `run` returns after a stop; `ready` is set once the API port takes requests."""
+
+    def __init__(
+        self,
+        role: RoleName,
+        config: PodConfig,
+        live_path: Path,
+        *,
+        host: str,
+        port: int,
+        admin_port: int,
+        kv_port: int,
+        handle_signals: bool = True,
+        load: Callable[[PodConfig, str], Loaded] = load,
+    ) -> None:
+        """`load` is called in a thread and gives the engine."""
+        self._load = load
+        self._role_name: RoleName = role
+        self._config = config
+        self._live_path = live_path
+        self._host, self._port, self._admin_port, self._kv_port = host, port, admin_port, kv_port
+        self._handle_signals = handle_signals
+        self.ready = asyncio.Event()
+        self.api_port = port
+        self.admin_port = admin_port
+        self._lifecycle: Lifecycle | None = None
+
+    def stop(self) -> None:
+        """Begin to stop, as a signal does; called again, hurry."""
+        if self._lifecycle is not None:
+            self._lifecycle.stop()
+
+    async def run(self) -> None:
+        """Start, serve, stop."""
+        config = self._config
+        metrics = engine_metrics(
+            CollectorRegistry(),
+            service=config.service,
+            model_name=config.model.served_name,
+            role=self._role_name,
+            classes=[c.name for c in read_live_config(self._live_path).slo_classes],
+        )
+        live = LiveDocument(self._live_path, metrics.pod)
+        states = StateHub(
+            lambda sequence: starting_state(role=self._role_name, revision=config.revision, sequence=sequence)
+        )
+        lifecycle = Lifecycle()
+        lifecycle.subscribe(lambda: _phase_changed(lifecycle, metrics, states))
+        self._lifecycle = lifecycle
+        roles: list[Role] = []
+        admin = HttpServer(
+            admin_app(
+                lifecycle=lifecycle,
+                registry=metrics.registry,
+                states=states,
+                before_scrape=lambda: _before_scrape(roles),
+            ),
+            host=self._host,
+            port=self._admin_port,
+            drain_s=ADMIN_DRAIN_S,
+        )
+        self.admin_port = admin.port
+        with _signals(lifecycle) if self._handle_signals else contextlib.nullcontext():
+            await admin.start()
+            try:
+                loaded = await self._loaded(lifecycle)
+                if loaded is not None:
+                    await self._serve(loaded, live, lifecycle, metrics, states, roles)
+            finally:
+                lifecycle.enter("stopped")
+                states.close()
+                await admin.stop()
+
+    async def _loaded(self, lifecycle: Lifecycle) -> Loaded | None:
+        """The engine and what belongs to it; None when a stop was asked for meanwhile."""
+        loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._config, self._role_name))
+        stop = asyncio.ensure_future(lifecycle.stop_asked())
+        try:
+            await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                # A thread cannot be ended: what it loads is dropped when it is done.
+                loaded = await loading
+                loaded.engine.close()
+                return None
+            return loading.result()
+        finally:
+            stop.cancel()
+
+    async def _serve(
+        self,
+        loaded: Loaded,
+        live: LiveDocument,
+        lifecycle: Lifecycle,
+        metrics: EngineMetrics,
+        states: StateHub,
+        roles: list[Role],
+    ) -> None:
+        config = self._config
+        pod = Pod(
+            role=self._role_name,
+            config=config,
+            live=live,
+            lifecycle=lifecycle,
+            metrics=metrics,
+            states=states,
+            engine=loaded.engine,
+            texts=loaded.texts,
+            created=int(time.time()),
+        )
+        role = new_role(
+            pod, loaded, host=self._host, kv_port=self._kv_port, advertise_host=_advertised(self._host)
+        )
+        keys = None
+        if self._role_name == "colocated" and config.api_keys_file is not None:
+            keys = KeyFile(Path(config.api_keys_file))
+        app = api_app(
+            role.routes,
+            lifecycle=lifecycle,
+            metrics=metrics.pod,
+            keys=keys,
+            logs_requests=lambda: live.current.per_request_log,
+        )
+        termination = config.termination
+        api = HttpServer(app, host=self._host, port=self._port, drain_s=termination.drain_seconds)
+        self.api_port = api.port
+        live.subscribe(lambda changed: _live_changed(changed, role, states))
+        watching = asyncio.ensure_future(live.watch())
+        try:
+            await role.start()
+            roles.append(role)
+            states.build_by(role.state)
+            await api.start()
+            lifecycle.enter("ready")
+            log.info("serving", extra={"role": self._role_name, "host": self._host, "port": self.api_port})
+            self.ready.set()
+            await lifecycle.stop_asked()
+            lifecycle.enter("lame_duck")
+            await lifecycle.pause(termination.lame_duck_seconds)
+            lifecycle.enter("draining")
+            drain_until_s = time.monotonic() + termination.drain_seconds
+            await api.stop(hurry=lifecycle.hurry_asked())
+            drained = asyncio.ensure_future(role.drained())
+            if not await lifecycle.until(drained, drain_until_s - time.monotonic()):
+                log.warning("stopping before all work was done", extra={"role": self._role_name})
+                drained.cancel()
+        finally:
+            watching.cancel()
+            await api.stop()
+            roles.clear()
+            states.build_by(
+                lambda sequence: starting_state(
+                    role=self._role_name, revision=config.revision, sequence=sequence
+                )
+            )
+            await role.close()
+            loaded.texts.close()
+            await asyncio.to_thread(loaded.engine.close)
+
+
+def _before_scrape(roles: Sequence[Role]) -> None:
+    for role in roles:
+        role.before_scrape()
+
+
+def _phase_changed(lifecycle: Lifecycle, metrics: EngineMetrics, states: StateHub) -> None:
+    metrics.pod.ready(lifecycle.ready)
+    states.changed()
+
+
+def _live_changed(live: LiveConfig, role: Role, states: StateHub) -> None:
+    set_level(live.log_level)
+    role.reconfigure(live)
+    states.changed()
+
+
+@contextlib.contextmanager
+def _signals(lifecycle: Lifecycle) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, lifecycle.stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _advertised(host: str) -> str:
+    """The address at which other pods reach this one: Kubernetes's POD_IP, else the address it listens on."""
+    if pod_ip := os.environ.get("POD_IP"):
+        return pod_ip
+    if host in ("0.0.0.0", "::", ""):
+        return socket.gethostbyname(socket.gethostname())
+    return host

@@ -1,0 +1,112 @@
+"""Warm-up: measures prefill times of a loaded engine, from which the predictor is fitted.
+
+Runs before the pod is ready, in one thread, with nothing else on the engine. Block ids are the pool's own: nothing
+is cached yet, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Iterator
+
+from flowprefill.engines.protocol import Engine, PrefillItem
+from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 20.0
+"""Measuring stops before a pass that would exceed this."""
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CACHED = ((16, 512), (64, 1024), (256, 2048))
+"""(new, cached) tokens of the passes that continue a cached prefix."""
+
+SHORT_TOKENS = 512
+"""Passes up to this size are measured three times: they are cheap, and their noise is what short requests see."""
+
+
+class _OpenGate:
+    """A gate that never pauses."""
+
+    raised = False
+    index = 0
+
+    def pause(self, index: int) -> None:
+        raise AssertionError("nobody asks a warm-up pass to pause")
+
+
+def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
+    """Prefill times over sizes that fit the engine, at least one sample; about `budget_s` long."""
+    began_s = time.monotonic()
+    samples: list[ProfileSample] = []
+    with engine.thread_context():
+        _pass_s(engine, 16, 0)  # the first pass pays for what later ones find ready
+        for num_new, num_cached in _shapes(engine):
+            left_s = budget_s - (time.monotonic() - began_s)
+            if samples and _expected_s(samples, num_new) > left_s:
+                continue
+            repeats = 3 if num_new <= SHORT_TOKENS else 1
+            times = [_pass_s(engine, num_new, num_cached) for _ in range(repeats)]
+            samples += [ProfileSample(num_new=num_new, num_cached=num_cached, seconds=s) for s in times]
+    spec = engine.spec
+    profile = Profile(
+        provenance=Provenance(
+            model=f"{spec.model}@{spec.revision}",
+            engine=spec.engine,
+            device=spec.device,
+            dtype=spec.dtype,
+            tensor_parallel_size=spec.tensor_parallel_size,
+            taken_on=datetime.datetime.now(datetime.UTC).date(),
+        ),
+        samples=tuple(samples),
+    )
+    log.info(
+        "prefill times measured",
+        extra={
+            "samples": len(samples),
+            "largest_tokens": max(sample.num_new for sample in samples),
+            "largest_seconds": round(max(sample.seconds for sample in samples), 4),
+            "took_seconds": round(time.monotonic() - began_s, 2),
+        },
+    )
+    return profile
+
+
+def _shapes(engine: Engine) -> Iterator[tuple[int, int]]:
+    spec = engine.spec
+    most = min(spec.max_model_len, spec.num_kv_blocks * spec.block_size)
+    fitting = [size for size in SIZES if size <= most] or [most]
+    yield from ((size, 0) for size in fitting)
+    yield from ((new, cached) for new, cached in CACHED if new + cached <= most)
+
+
+def _expected_s(samples: list[ProfileSample], num_new: int) -> float:
+    """A pass takes at most quadratically longer than the largest one so far."""
+    largest = max(samples, key=lambda sample: sample.num_new)
+    return largest.seconds * max(num_new / largest.num_new, 1.0) ** 2
+
+
+def _pass_s(engine: Engine, num_new: int, num_cached: int) -> float:
+    """Seconds of one pass. A cached prefix is computed first, in a pass that does not count."""
+    spec = engine.spec
+    blocks = range(-(-(num_new + num_cached) // spec.block_size))
+    if num_cached:
+        _run(engine, num_cached, 0, blocks)
+    began_s = time.perf_counter()
+    _run(engine, num_new, num_cached, blocks)
+    return time.perf_counter() - began_s
+
+
+def _run(engine: Engine, num_new: int, start: int, blocks: range) -> None:
+    vocabulary = engine.spec.vocab_size
+    item = PrefillItem(
+        request_id="warm-up",
+        token_ids=[(start + i) * 7919 % vocabulary for i in range(num_new)],
+        start=start,
+        block_ids=blocks,
+        sample=True,
+    )
+    plan = engine.plan_prefill([item], "operator")
+    engine.run(plan, _OpenGate())
