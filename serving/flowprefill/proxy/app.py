@@ -1,0 +1,128 @@
+"""The API port: OpenAI's paths, the list of models, liveness. Everything else is a clean 404 or 405."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flowprefill.errors import NotFound
+from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
+from flowprefill.openai.errors import ErrorAnswer, answer_for, method_not_allowed, no_such_path
+from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
+from flowprefill.openai.responses import model_card, models_list
+from flowprefill.proxy.answering import Answerer
+from flowprefill.proxy.lifecycle import Lifecycle
+from flowprefill.proxy.settings import ProxySettings
+
+OPEN_PATHS = frozenset({"/health"})
+"""Paths that ask for no API key: probes have none."""
+
+
+def api_app(
+    *,
+    settings: ProxySettings,
+    lifecycle: Lifecycle,
+    completions: Answerer,
+    chat: Answerer,
+    keys: KeyFile | None,
+) -> FastAPI:
+    """The app of the API port."""
+    created = int(time.time())
+    name, limit = settings.served_name, settings.max_model_len
+
+    async def models(request: Request) -> Response:
+        return _json(models_list([name], created=created, max_model_len=limit))
+
+    async def model(request: Request) -> Response:
+        asked = request.path_params["model"]
+        if asked != name:
+            return error_response(
+                answer_for(NotFound(f"the model {asked[:100]!r} is not served; served is {name!r}"))
+            )
+        return _json(model_card(name, created=created, max_model_len=limit))
+
+    async def health(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    routes = [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{model:path}", model, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+    ]
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=list(routes))
+    app.add_exception_handler(HTTPException, not_served)
+    if keys is not None:
+        app.add_middleware(KeysExceptOpenPaths, keys=keys)
+    app.add_middleware(RequestScope, lifecycle=lifecycle)
+    return app
+
+
+class RequestScope:
+    """Gives every request its id, counts it while it runs, and closes connections while the proxy stops."""
+
+    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_from(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if self._lifecycle.closes_connections:
+                    headers["connection"] = "close"
+            await send(message)
+
+        self._lifecycle.request_began()
+        try:
+            await self._app(scope, receive, send_stamped)
+        finally:
+            self._lifecycle.request_ended()
+
+
+class KeysExceptOpenPaths:
+    """Asks for an API key everywhere but on `OPEN_PATHS`."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyFile) -> None:
+        self._open = app
+        self._keyed = ApiKeyMiddleware(app, keys=keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._open if scope.get("path") in OPEN_PATHS else self._keyed
+        await app(scope, receive, send)
+
+
+async def not_served(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, in OpenAI's envelope."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "POST")
+        return error_response(method_not_allowed(request.method, path, allowed))
+    return error_response(no_such_path(path))
+
+
+def error_response(answer: ErrorAnswer) -> Response:
+    return Response(
+        answer.body(), status_code=answer.status, headers=dict(answer.headers), media_type="application/json"
+    )
+
+
+def _json(body: object) -> Response:
+    return Response(json.dumps(body, separators=(",", ":")), media_type="application/json")

@@ -1,0 +1,69 @@
+"""How long a prompt is and which prefix it has, before any pod has seen it. Placement only: pods count for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flowprefill.openai.requests import ChatCompletionRequest, GenerationRequest, Prompt
+from flowprefill.scheduling.kv import prefix_hashes
+
+BYTES_PER_TOKEN = 4.0
+CHAT_OVERHEAD_TOKENS = 8
+"""What a chat template adds per message, roughly."""
+
+GAIN = 0.05
+MIN_FACTOR, MAX_FACTOR = 0.2, 5.0
+
+Tokenize = Callable[[GenerationRequest, Prompt | None], Sequence[int]]
+"""Token ids of one prompt of a request as a pod would see them; None stands for a chat's messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A prompt's length in tokens, and one hash per full block when its tokens are known. `exact`: counted."""
+
+    num_tokens: int
+    hashes: tuple[int, ...] = ()
+    exact: bool = False
+
+
+class Estimator:
+    """Counts tokens with a tokenizer when there is one; otherwise bytes over a calibrated ratio."""
+
+    def __init__(
+        self, *, block_size: int, tokenize: Tokenize | None = None, salt: Sequence[str | int] = ()
+    ) -> None:
+        self._block_size = block_size
+        self._tokenize = tokenize
+        self._salt = tuple(salt)
+        self._factor = 1.0
+
+    def estimate(self, request: GenerationRequest, prompt: Prompt | None) -> Estimate:
+        """The length of one prompt (None: a chat's messages). Takes milliseconds for a long one: any thread."""
+        if isinstance(prompt, list):
+            return self._exact(prompt)
+        if self._tokenize is not None:
+            return self._exact(self._tokenize(request, prompt))
+        tokens = self._factor * _rough_tokens(request, prompt)
+        return Estimate(num_tokens=max(round(tokens), 1))
+
+    def measured(self, estimate: Estimate, num_prompt_tokens: int) -> None:
+        """A pod counted a prompt: move the ratio of bytes to tokens a little towards it."""
+        if estimate.exact or num_prompt_tokens < 1:
+            return
+        seen = self._factor * num_prompt_tokens / estimate.num_tokens
+        seen = min(max(seen, MIN_FACTOR), MAX_FACTOR)
+        self._factor += GAIN * (seen - self._factor)
+
+    def _exact(self, token_ids: Sequence[int]) -> Estimate:
+        hashes = prefix_hashes(token_ids, self._block_size, salt=self._salt)
+        return Estimate(num_tokens=max(len(token_ids), 1), hashes=hashes, exact=True)
+
+
+def _rough_tokens(request: GenerationRequest, prompt: str | None) -> float:
+    if prompt is not None:
+        return len(prompt.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN
+    assert isinstance(request, ChatCompletionRequest)
+    size = sum(len(m.content.encode("utf-8", "surrogatepass")) for m in request.messages)
+    return size / BYTES_PER_TOKEN + CHAT_OVERHEAD_TOKENS * len(request.messages)

@@ -1,0 +1,49 @@
+"""Which pods may serve a request, as pure functions of what discovery reports.
+
+A revision is usable when it has a ready endpoint in both roles (or one colocated endpoint). A request's two legs
+always go to the same revision. Terminating and unready endpoints get nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flowprefill.wire import Endpoint
+
+PREFILL, DECODE, COLOCATED, PROXY = "prefill", "decode", "colocated", "proxy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A usable revision. `first` holds the pods that a request goes to first (prefill, or colocated)."""
+
+    name: str
+    first: tuple[Endpoint, ...]
+    decode: tuple[Endpoint, ...]
+
+
+def usable_revisions(
+    endpoints: Sequence[Endpoint], *, colocated: bool, own_revision: str = ""
+) -> tuple[Revision, ...]:
+    """Usable revisions, newest first: by creation time, then our own revision, then the one listed last."""
+    by_name: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        if endpoint.role != PROXY:
+            by_name.setdefault(endpoint.revision, []).append(endpoint)
+    usable = []
+    for position, (name, members) in enumerate(by_name.items()):
+        taking = [e for e in members if e.ready and not e.terminating]
+        first = tuple(e for e in taking if e.role == (COLOCATED if colocated else PREFILL))
+        decode = () if colocated else tuple(e for e in taking if e.role == DECODE)
+        if first and (colocated or decode):
+            created_s = max(e.created_s for e in members)
+            rank = (created_s, name == own_revision, position)
+            usable.append((rank, Revision(name=name, first=first, decode=decode)))
+    usable.sort(key=lambda pair: pair[0], reverse=True)
+    return tuple(revision for _, revision in usable)
+
+
+def num_proxies(endpoints: Iterable[Endpoint]) -> int:
+    """Proxies that share the pods, this one included: at least 1."""
+    return max(sum(1 for e in endpoints if e.role == PROXY and e.ready and not e.terminating), 1)
