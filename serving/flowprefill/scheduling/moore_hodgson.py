@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from flowprefill.scheduling.state import Job, slack_s
+from flowprefill.scheduling.state import Job
 
 
 def largest_feasible_set(jobs: Sequence[Job], now_s: float) -> set[str]:
-    """Ids of a set that meets every deadline when run in deadline order from now.
+    """Ids of a set that meets every deadline when run in deadline order from now; see `feasible_set`."""
+    by_deadline = sorted((job.deadline_s, job.job_id, job.remaining_s, job.weight) for job in jobs)
+    return feasible_set(by_deadline, now_s)
+
+
+def feasible_set(jobs: Iterable[tuple[float, str, float, float]], now_s: float) -> set[str]:
+    """The same over sorted (deadline, id, remaining, weight).
 
     Jobs enter by deadline; whenever one would be late, the job with the most remaining time per weight leaves. With
     equal weights no feasible set is larger; with different ones the problem is NP-hard and this is a heuristic for
@@ -18,13 +24,13 @@ def largest_feasible_set(jobs: Sequence[Job], now_s: float) -> set[str]:
     end_s = now_s
     heap: list[tuple[float, str, float]] = []  # (-remaining / weight, id, remaining)
     kept: set[str] = set()
-    for job in sorted(jobs, key=lambda job: (job.deadline_s, job.job_id)):
-        if slack_s(job.deadline_s, now_s, job.remaining_s) <= 0.0:
+    for deadline_s, job_id, remaining_s, weight in jobs:
+        if deadline_s - now_s - remaining_s <= 0.0:
             continue  # lost even when run at once
-        heapq.heappush(heap, (-job.remaining_s / job.weight, job.job_id, job.remaining_s))
-        kept.add(job.job_id)
-        end_s += job.remaining_s
-        while end_s >= job.deadline_s and heap:
+        heapq.heappush(heap, (-remaining_s / weight, job_id, remaining_s))
+        kept.add(job_id)
+        end_s += remaining_s
+        while end_s >= deadline_s and heap:
             _, dropped, left_s = heapq.heappop(heap)
             kept.discard(dropped)
             end_s -= left_s

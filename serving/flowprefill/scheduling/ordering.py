@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedList
 
-from flowprefill.scheduling.moore_hodgson import largest_feasible_set
+from flowprefill.scheduling.moore_hodgson import feasible_set
 from flowprefill.scheduling.state import Job, WaitingRequest
 
 Rank = tuple[int, float, int, str]
@@ -29,10 +29,10 @@ Rank = tuple[int, float, int, str]
 
 RankOf = Callable[[Job, float], Rank]
 
-FEASIBLE_SET_WINDOW = 128
+FEASIBLE_SET_WINDOW = 64
 """Moore-Hodgson looks at this many waiting requests that can still be met, earliest deadlines first."""
 
-_BLOCK = 64
+_BLOCK = 256
 
 
 class View(Protocol):
@@ -160,28 +160,25 @@ class SlackOrder:
 
     def view(self, now_s: float, scale: float, tasks: Sequence[Job]) -> View:
         def requests() -> Iterator[WaitingRequest]:
-            feasible = self._feasible(now_s, scale)
-            yield from self.feasible_requests(feasible)
-            yield from self.infeasible_requests(feasible)
+            yield from self.feasible_requests(now_s, scale)
+            yield from self.infeasible_requests(now_s, scale)
 
         return _RankedView(self._rank_of, now_s, scale, requests)
 
-    def _feasible(self, now_s: float, scale: float) -> NDArray[np.bool_]:
+    def feasible_requests(self, now_s: float, scale: float) -> Iterator[WaitingRequest]:
+        """Requests whose slack is above zero, by deadline."""
         size = len(self._keys)
-        # The same operations in the same order as `slack_s`, so that both round alike.
-        feasible: NDArray[np.bool_] = (self._deadline_s[:size] - now_s) - scale * self._base_s[:size] > 0.0
-        return feasible
+        # Deadlines up to now are lost whatever the size: the search starts behind them.
+        first = int(np.searchsorted(self._deadline_s[:size], now_s, side="right"))
+        for start in range(first, size, _BLOCK):
+            feasible = self._feasible(now_s, scale, start, min(start + _BLOCK, size))
+            for index in np.flatnonzero(feasible).tolist():
+                yield self._requests[start + index]
 
-    def feasible_requests(self, feasible: NDArray[np.bool_]) -> Iterator[WaitingRequest]:
-        indices = np.flatnonzero(feasible)
-        for start in range(0, len(indices), _BLOCK):
-            for index in indices[start : start + _BLOCK].tolist():
-                yield self._requests[index]
-
-    def infeasible_requests(self, feasible: NDArray[np.bool_]) -> Iterator[WaitingRequest]:
-        """Latest deadline first; requests of one deadline by id, hence forwards within each run of equals."""
-        lost = np.flatnonzero(~feasible)
-        deadlines = self._deadline_s[: len(feasible)][lost]
+    def infeasible_requests(self, now_s: float, scale: float) -> Iterator[WaitingRequest]:
+        """The others, latest deadline first; those of one deadline by id, hence forwards within equals."""
+        lost = np.flatnonzero(~self._feasible(now_s, scale, 0, len(self._keys)))
+        deadlines = self._deadline_s[lost]
         last = len(lost) - 1
         while last >= 0:
             start = last
@@ -193,12 +190,19 @@ class SlackOrder:
 
     def lost(self, now_s: float, scale: float) -> list[WaitingRequest]:
         """Requests whose deadline cannot be met any more, by deadline."""
-        return [self._requests[index] for index in np.flatnonzero(~self._feasible(now_s, scale)).tolist()]
+        lost = np.flatnonzero(~self._feasible(now_s, scale, 0, len(self._keys)))
+        return [self._requests[index] for index in lost.tolist()]
 
     def next_expiry_s(self, scale: float) -> float | None:
         """When the slack of a request reaches zero next; None when empty."""
         size = len(self._keys)
         return float(np.min(self._deadline_s[:size] - scale * self._base_s[:size])) if size else None
+
+    def _feasible(self, now_s: float, scale: float, start: int, stop: int) -> NDArray[np.bool_]:
+        # The same operations in the same order as `slack_s`, so that both round alike.
+        slack_s = (self._deadline_s[start:stop] - now_s) - scale * self._base_s[start:stop]
+        feasible: NDArray[np.bool_] = slack_s > 0.0
+        return feasible
 
 
 class FeasibleSetOrder(SlackOrder):
@@ -208,48 +212,38 @@ class FeasibleSetOrder(SlackOrder):
     """
 
     def view(self, now_s: float, scale: float, tasks: Sequence[Job]) -> View:
-        feasible = self._feasible(now_s, scale)
-        window = [self._requests[i] for i in np.flatnonzero(feasible)[:FEASIBLE_SET_WINDOW].tolist()]
-        return _FeasibleSetView(self, self._rank_of, now_s, scale, tasks, feasible, window)
+        return _FeasibleSetView(self, self._rank_of, now_s, scale, tasks)
 
 
 class _FeasibleSetView:
     def __init__(
-        self,
-        order: FeasibleSetOrder,
-        rank_of: RankOf,
-        now_s: float,
-        scale: float,
-        tasks: Sequence[Job],
-        feasible: NDArray[np.bool_],
-        window: list[WaitingRequest],
+        self, order: FeasibleSetOrder, rank_of: RankOf, now_s: float, scale: float, tasks: Sequence[Job]
     ) -> None:
         self._order = order
         self._rank_of = rank_of
         self._now_s = now_s
-        self._feasible = feasible
-        self._window = window
-        self._jobs = [waiting.job(scale) for waiting in window]
         self._scale = scale
-        self._kept = largest_feasible_set([*self._jobs, *tasks], now_s)
+        self._feasible = order.feasible_requests(now_s, scale)
+        self._window = list(islice(self._feasible, FEASIBLE_SET_WINDOW))
+        candidates = [
+            (r.request.deadline_s, r.request_id, scale * r.base_s, r.request.weight) for r in self._window
+        ]
+        candidates.extend((job.deadline_s, job.job_id, job.remaining_s, job.weight) for job in tasks)
+        self._kept = feasible_set(sorted(candidates), now_s)
 
     def rank(self, task: Job) -> Rank:
         tier, value, sequence, job_id = self._rank_of(task, self._now_s)
         return (0 if task.job_id in self._kept else 2 + tier, value, sequence, job_id)
 
     def __iter__(self) -> Iterator[tuple[Rank, WaitingRequest]]:
-        dropped: list[tuple[Rank, WaitingRequest]] = []
-        for job, waiting in zip(self._jobs, self._window, strict=True):
-            rank = self.rank(job)
-            if rank[0] == 0:
-                yield rank, waiting
+        dropped: list[WaitingRequest] = []
+        for waiting in self._window:
+            if waiting.request_id in self._kept:
+                yield self.rank(waiting.job(self._scale)), waiting
             else:
-                dropped.append((rank, waiting))
-        beyond = self._order.feasible_requests(self._feasible)
-        for position, waiting in enumerate(beyond):
-            if position >= len(self._window):
-                _, value, sequence, job_id = self._rank_of(waiting.job(self._scale), self._now_s)
-                yield (1, value, sequence, job_id), waiting
-        yield from dropped
-        for waiting in self._order.infeasible_requests(self._feasible):
+                dropped.append(waiting)
+        for waiting in self._feasible:
+            _, value, sequence, job_id = self._rank_of(waiting.job(self._scale), self._now_s)
+            yield (1, value, sequence, job_id), waiting
+        for waiting in chain(dropped, self._order.infeasible_requests(self._now_s, self._scale)):
             yield self.rank(waiting.job(self._scale)), waiting

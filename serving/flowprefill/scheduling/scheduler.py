@@ -29,7 +29,7 @@ from flowprefill.scheduling.actions import (
     Submit,
 )
 from flowprefill.scheduling.admission import refusal
-from flowprefill.scheduling.ageing import ServiceAccount, aged_fraction
+from flowprefill.scheduling.aged_work import AgedWork
 from flowprefill.scheduling.batching import build_task
 from flowprefill.scheduling.decision import Continue, Drop, Hold, Moment, Start, choose, take_in
 from flowprefill.scheduling.events import (
@@ -72,8 +72,7 @@ class Scheduler:
         self._tasks = TaskTable()
         self._held: set[str] = set()  # completed requests whose KV others still need
         self._pricer = Pricer(kv, predictor)
-        self._account = ServiceAccount(settings.ageing)
-        self._gathering_since_s: float | None = None  # idle so that blocks gather for an aged request
+        self._aged = AgedWork(settings.ageing, self._queue, self._tasks)
         self._counters = dict.fromkeys(Counters.__dataclass_fields__, 0)
         self._sequence = 0
         self._now_s = 0.0
@@ -150,15 +149,7 @@ class Scheduler:
         task = self._tasks.get(progress.task_id) if progress is not None else None
         if task is not None and progress is not None:
             task.work_done = min(max(task.work_done, progress.work_done), 1.0)
-            self._serve(task, progress.executed_s)
-
-    def _serve(self, task: ActiveTask, executed_s: float) -> None:
-        """Count the time the task held the baton since it was last heard of."""
-        gained_s = executed_s - task.executed_s
-        if gained_s > 0.0:
-            task.executed_s = executed_s
-            if self._has_aged_work():
-                self._account.served(gained_s, self._aged_fraction(task))
+            self._aged.serve(task, progress.executed_s, self._now_s)
 
     def _on_arrival(self, event: Arrival) -> None:
         seen: set[str] = set()
@@ -249,7 +240,7 @@ class Scheduler:
 
     def _on_reconfigured(self, settings: SchedulerSettings) -> None:
         if settings.ageing != self.settings.ageing:
-            self._account = ServiceAccount(settings.ageing)
+            self._aged.configure(settings.ageing)
         if settings != self.settings:
             self.settings = settings
             self._queue.configure(settings)
@@ -257,13 +248,7 @@ class Scheduler:
     # -- 2. time
 
     def _let_time_pass(self) -> None:
-        if self._queue.aged is not None:
-            self._queue.aged.advance(self._now_s)
-        if self._gathering_since_s is not None:
-            self._account.served(self._now_s - self._gathering_since_s, 1.0)
-            self._gathering_since_s = None
-        if not self._has_aged_work():
-            self._account.reset()
+        self._aged.pass_time(self._now_s)
         for waiting in self._queue.lost(self._now_s, self.predictor.scale):
             self._queue.remove(waiting)
             self._finish(waiting.request_id, "shed", "the TTFT target cannot be met any more")
@@ -272,22 +257,15 @@ class Scheduler:
         """The next moment at which time alone changes what is decided: a slack expiry or an ageing bound."""
         moments = [self._queue.next_loss_s(self.predictor.scale)]
         running = self._tasks.running
-        others = len(self._queue) > 0 or len(self._tasks) > 1
-        if running is None and self._gathering_since_s is not None:
-            moments.append(self._in_s(self._account.turns_in_s(1.0)))
-        elif running is not None and running.ending == "no" and others and self._may_preempt():
+        if running is None:
+            moments.append(self._aged.next_turn_s(self._now_s))
+        elif running.ending == "no" and self._may_preempt() and len(self._queue) + len(self._tasks) > 1:
+            moments.append(self._aged.next_turn_s(self._now_s))
             if POLICIES[self.settings.policy].late_at_deadline:
                 deadline_s = running.job(self._now_s, self.predictor.scale).deadline_s
                 moments.append(deadline_s if deadline_s > self._now_s else None)
-            if self._has_aged_work():
-                moments.append(self._in_s(self._account.turns_in_s(self._aged_fraction(running))))
-            elif self._queue.aged is not None:
-                moments.append(self._queue.aged.next_s)
         coming = [moment for moment in moments if moment is not None]
         return max(min(coming), self._now_s + _LEAST_TICK_S) if coming else None
-
-    def _in_s(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self._now_s + seconds
 
     # -- 3. decisions
 
@@ -318,7 +296,7 @@ class Scheduler:
             case Hold(gathering=gathering):
                 self._withdraw()
                 if gathering and running is None:
-                    self._gathering_since_s = self._now_s
+                    self._aged.gather(self._now_s)
         self._pricer.refresh(self._queue, moment.look.seen)
 
     def _may_preempt(self) -> bool:
@@ -337,7 +315,7 @@ class Scheduler:
             kv=self.kv,
             scale=self.predictor.scale,
             now_s=now_s,
-            boosting=self._account.boosting,
+            boosting=self._aged.boosting,
         )
 
     def _drop(self, holders: tuple[Holder, ...]) -> None:
@@ -380,7 +358,7 @@ class Scheduler:
     def _end(self, task_id: int, executed_s: float) -> ActiveTask | None:
         task = self._tasks.get(task_id)
         if task is not None:
-            self._serve(task, executed_s)
+            self._aged.serve(task, executed_s, self._now_s)
         return self._tasks.remove(task_id)
 
     def _knows(self, request_id: str) -> bool:
@@ -389,15 +367,6 @@ class Scheduler:
             or self._tasks.member(request_id) is not None
             or request_id in self._held
         )
-
-    def _aged_fraction(self, task: ActiveTask) -> float:
-        return aged_fraction(task, self.settings.ageing, self._now_s)
-
-    def _has_aged_work(self) -> bool:
-        """Whether work exists that ageing protects: waiting, parked or running."""
-        if self._queue.aged is None:
-            return False
-        return self._queue.aged.any_aged or any(self._aged_fraction(t) > 0.0 for t in self._tasks.all())
 
     def _finish(self, request_id: str, outcome: Outcome, reason: str = "") -> None:
         self._actions.append(Finish(request_id=request_id, outcome=outcome, reason=reason))
