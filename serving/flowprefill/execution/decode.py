@@ -10,8 +10,8 @@ go through the scheduler) through the one interface `Decoder`:
    two, also when the request was cancelled meanwhile: until then somebody may still be writing the blocks.
 3. `on_token(request_id, token_id)` for every token. The first step feeds the prompt's *last* token at its position,
    so sampling, seeds and logits processing happen only here.
-4. `on_end(request_id, reason, detail)`, exactly once, and nothing after it. The blocks are free from then on (for a
-   cancelled request: once nobody writes them).
+4. `on_end(request_id, reason, detail)`, exactly once, and nothing after it. The job's blocks are free from then on: so
+   the end of a cancelled job, which gets no more tokens, waits for its fill or its present step.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ class ResultBook:
             self._finished[request_id] = FinishedDecode(request_id=request_id, token_ids=tuple(results))
             return task
         for item, token_id in zip(task.items, results, strict=True):
-            if item.completes:
+            has_outcome = item.request_id not in self._first_start  # cancelled while its batch ran on
+            if item.completes and not has_outcome:
                 self._finished[item.request_id] = FinishedPrefill(
                     request_id=item.request_id,
                     token_id=token_id,

@@ -55,6 +55,7 @@ class VirtualClock:
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
         self._lock = threading.Lock()
+        self._rests = threading.Condition(self._lock)
         self._local = threading.local()
         self._running: _Member | None = None
         self._ready: deque[_Member] = deque()
@@ -84,6 +85,14 @@ class VirtualClock:
         with self._lock:
             self._make_ready(member)
         return thread
+
+    def wait_at_rest(self, timeout_s: float | None = None) -> bool:
+        """Wait, in a thread that is no member, until every member waits without a time-out or has ended.
+
+        Real seconds; False when it took longer.
+        """
+        with self._lock:
+            return self._rests.wait_for(lambda: self._running is None, timeout_s)
 
     def sleep_until_s(self, when_s: float) -> None:
         member = self._member()
@@ -155,6 +164,7 @@ class VirtualClock:
             self._stop_waiting(member)
         else:
             self._running = None
+            self._rests.notify_all()
             return
         self._running = member
         member.go.release()

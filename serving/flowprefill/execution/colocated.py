@@ -1,0 +1,209 @@
+"""Decoding in a pod that prefills as well: each step is a task of the scheduler with a deadline.
+
+A step enters the scheduler as a request of kind `decode`, due one TBT target after the oldest of its sequences' last tokens. So
+prefill and decode share the engine under one policy: an urgent step preempts a long prefill, and so the other way round.
+
+Wiring (the pool here covers the engine's blocks from `block_offset` on, the scheduler's pool those before):
+
+    decoder = ColocatedDecode(kv, listener, clock, max_batch_size=32, queue_limit=256, block_offset=n)
+    driver = SchedulerDriver(scheduler, pool, clock, payload, driver_listener)
+    decoder.connect(driver)
+    payload(task):           `decoder.payload(task)` when task.kind is "decode"
+    driver_listener.on_finish: `if decoder.on_finish(request_id, outcome, reason, result): return`
+
+On `on_admitted` the server copies the prompt's KV (`read_blocks` of the finished prefill, `write_blocks`), releases the
+prefill's blocks and calls `filled`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from flowprefill.clock import Clock
+from flowprefill.engines.protocol import DecodeSequence
+from flowprefill.errors import EngineFailed, Unavailable
+from flowprefill.execution.decode import DecodeJob, DecodeListener, DecodeState, EndReason
+from flowprefill.execution.decode_batch import DecodeBatch, StepFailure
+from flowprefill.execution.decode_loop import STOPPING, checked_tokens, tell
+from flowprefill.execution.results import Finished, FinishedDecode
+from flowprefill.request import Request
+from flowprefill.scheduling.actions import Outcome, Task
+from flowprefill.scheduling.kv import KVCachePool
+
+STEP_PREFIX = "decode-step/"
+"""Request ids of decode steps begin like this; no other request's id may."""
+
+
+class StepSink(Protocol):
+    """Where steps go: a `SchedulerDriver`."""
+
+    def submit(self, requests: Sequence[Request], *, bounded: bool = True) -> None: ...
+
+
+class ColocatedDecode:
+    """Implements `decode.Decoder` on a scheduler driver.
+
+    Callbacks come on the scheduler's thread, or on the thread of the call that caused them; they are in order, one at a
+    time, and may call back.
+    """
+
+    def __init__(
+        self,
+        kv: KVCachePool,
+        listener: DecodeListener,
+        clock: Clock,
+        *,
+        max_batch_size: int,
+        queue_limit: int,
+        block_offset: int = 0,
+    ) -> None:
+        self._listener = listener
+        self._clock = clock
+        self._batch = DecodeBatch(
+            kv, max_batch_size=max_batch_size, queue_limit=queue_limit, block_offset=block_offset
+        )
+        self._lock = threading.RLock()  # guards everything below, and orders callbacks
+        self._driver: StepSink | None = None
+        self._ids = itertools.count()
+        self._step_id: str | None = None  # the request id of the part that runs now
+        self._parts: deque[tuple[DecodeSequence, ...]] = deque()  # what is left of the present step
+        self._results: list[int | StepFailure] = []
+        self._last_token_s: dict[str, float] = {}
+        self._closed = False
+
+    def connect(self, driver: StepSink) -> None:
+        """Say which driver runs the steps; before the first `submit`."""
+        self._driver = driver
+
+    def submit(self, job: DecodeJob) -> None:
+        with self._lock:
+            if self._closed:
+                raise Unavailable(STOPPING)
+            self._batch.add(job)
+            self._go_on()
+
+    def filled(self, request_id: str) -> None:
+        with self._lock:
+            self._batch.filled(request_id)
+            self._go_on()
+
+    def fill_failed(self, request_id: str, detail: str) -> None:
+        with self._lock:
+            self._batch.fill_failed(request_id, detail)
+            self._go_on()
+
+    def cancel(self, request_id: str) -> None:
+        with self._lock:
+            self._batch.cancel(request_id)
+            self._go_on()
+
+    def state(self) -> DecodeState:
+        with self._lock:
+            return self._batch.state()
+
+    def close(self) -> None:
+        """End every job with `cancelled`. A step that still runs is the driver's to end."""
+        self._stop("cancelled", "")
+
+    # What the driver's owner passes on, on the scheduler's thread.
+
+    def payload(self, task: Task) -> Sequence[DecodeSequence]:
+        """The sequences of a decode task."""
+        with self._lock:
+            assert task.items[0].request_id == self._step_id, "a decode task is the present step"
+            return self._parts[0]
+
+    def on_finish(self, request_id: str, outcome: Outcome, reason: str, result: Finished | None) -> bool:
+        """Take the outcome of a step. False when the request is not one of this decoder's steps."""
+        if not request_id.startswith(STEP_PREFIX):
+            return False
+        with self._lock:
+            if request_id != self._step_id:
+                return True  # a step of before `close`
+            self._step_id = None
+            match outcome:
+                case "completed":
+                    assert isinstance(result, FinishedDecode)
+                    self._completed(result.token_ids)
+                case "failed":
+                    self._failed(reason)
+                case "cancelled" | "rejected" | "shed":  # the driver stops
+                    self._stop("cancelled", "")
+            self._go_on()
+        return True
+
+    # With the lock held.
+
+    def _completed(self, token_ids: Sequence[int | None]) -> None:
+        part = self._parts[0]
+        try:
+            self._results += checked_tokens(token_ids, len(part))
+        except EngineFailed as error:
+            self._results += [StepFailure(detail=str(error))] * len(part)
+        self._parts.popleft()
+
+    def _failed(self, reason: str) -> None:
+        part = self._parts.popleft()
+        if len(part) > 1:  # each sequence alone: only those that fail again end
+            self._parts.extendleft((sequence,) for sequence in reversed(part))
+        else:
+            self._results.append(StepFailure(detail=reason))
+
+    def _go_on(self) -> None:
+        """Finish the present step if it is over, start the next one if there is any, tell what happened."""
+        if self._step_id is None and self._results and not self._parts:
+            self._end_step()
+        self._batch.admit()
+        if self._step_id is None and not self._parts:
+            sequences = self._batch.begin_step()
+            if sequences:
+                now_s = self._clock.now_s()
+                self._parts.append(sequences)
+                ids = [sequence.request_id for sequence in sequences]
+                self._last_token_s = {i: self._last_token_s.get(i, now_s) for i in ids}
+        if self._step_id is None and self._parts:
+            self._submit_part()
+        tell(self._listener, self._batch.take_notices())
+
+    def _end_step(self) -> None:
+        now_s = self._clock.now_s()
+        for request_id in self._last_token_s:
+            self._last_token_s[request_id] = now_s
+        results, self._results = self._results, []
+        self._batch.end_step(results)
+
+    def _submit_part(self) -> None:
+        part = self._parts[0]
+        targets_s = [self._batch.job(sequence.request_id).tbt_slo_s for sequence in part]
+        due_s = min(
+            self._last_token_s[sequence.request_id] + target_s
+            for sequence, target_s in zip(part, targets_s, strict=True)
+        )
+        step = Request(
+            request_id=f"{STEP_PREFIX}{next(self._ids)}",
+            num_prompt_tokens=len(part),
+            arrival_s=self._clock.now_s(),
+            deadline_s=due_s,
+            ttft_slo_s=min(targets_s),
+            slo_class="decode",
+            kind="decode",
+        )
+        assert self._driver is not None, "connect comes before the first submit"
+        self._step_id = step.request_id
+        try:
+            self._driver.submit([step], bounded=False)
+        except Unavailable as error:
+            self._stop("error", str(error))
+
+    def _stop(self, reason: EndReason, detail: str) -> None:
+        with self._lock:
+            self._closed = True
+            self._step_id = None
+            self._parts.clear()
+            self._results.clear()
+            self._batch.end_all(reason, detail)
+            tell(self._listener, self._batch.take_notices())
