@@ -163,7 +163,7 @@ class TorchEngine:
 
     def _plan(
         self,
-        items: Sequence[PrefillItem] | Sequence[DecodeSequence],
+        items: Sequence[PrefillItem | DecodeSequence],
         shapes: tuple[ItemShape, ...],
         granularity: Granularity,
     ) -> TorchPlan:

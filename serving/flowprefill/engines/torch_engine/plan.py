@@ -41,7 +41,7 @@ TileUnits = tuple[tuple[Unit, ...], ...]
 class TorchPlan:
     """What `TorchEngine.run` runs. Everything below is computed from the batch, the tile sizes and the model's trace."""
 
-    items: Sequence[PrefillItem] | Sequence[DecodeSequence]
+    items: Sequence[PrefillItem | DecodeSequence]
     shapes: tuple[ItemShape, ...]
     granularity: Granularity
     limits: Tiles

@@ -1,0 +1,104 @@
+"""Models of the Hugging Face hub: a name and a revision become a commit, a commit becomes a directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from flowprefill.errors import ModelNotLoadable
+
+logger = logging.getLogger(__name__)
+
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+"""What a model directory needs: configuration, weights, tokenizer, chat template."""
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Report = Callable[[str, int, int | None], None]
+
+
+def ensure(repository: str, revision: str, cache: Path | None, report: Report) -> tuple[Path, str]:
+    """(directory, commit) of a repository's revision. `cache` None is the hub's own cache.
+
+    A branch or tag is resolved to a commit once per call; a commit that is whole in the cache needs no network. When the
+    hub cannot be reached, what the cache last knew of a branch is used. Raises ModelNotLoadable.
+    """
+    if not _REPOSITORY.fullmatch(repository):
+        raise ModelNotLoadable(
+            f"hf://{repository} is not a repository; accepted are hf://ORG/NAME[@REVISION]"
+        )
+    local = _local(repository, revision, cache)
+    if local is not None and _COMMIT.fullmatch(revision):
+        return local
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        commit = HfApi().model_info(repository, revision=revision).sha
+        if commit is None:
+            raise ModelNotLoadable(f"the hub names no commit for hf://{repository}@{revision}")
+        if (known := _local(repository, commit, cache)) is not None:
+            return known
+        report(f"downloading {repository}", 0, None)
+        snapshot_download(repository, revision=commit, cache_dir=cache, allow_patterns=FILES)
+    except GatedRepoError as error:
+        raise ModelNotLoadable(
+            f"hf://{repository} is gated; accept its terms on the hub and give a token (HF_TOKEN)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotLoadable(
+            f"the hub has no hf://{repository}@{revision}, or it needs a token (HF_TOKEN)"
+        ) from error
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        if local is not None:
+            logger.warning(
+                "hub not reachable, using the revision in the cache",
+                extra={"model": repository, "revision": local[1]},
+            )
+            return local
+        raise ModelNotLoadable(f"hf://{repository}@{revision} cannot be fetched: {error}") from error
+    fetched = _local(repository, commit, cache)
+    if fetched is None:
+        raise ModelNotLoadable(
+            f"hf://{repository}@{commit} has no config.json with safetensors weights; accepted are Hugging Face model "
+            f"repositories with safetensors"
+        )
+    return fetched
+
+
+def _local(repository: str, revision: str, cache: Path | None) -> tuple[Path, str] | None:
+    """(directory, commit) if the cache holds this revision whole."""
+    from huggingface_hub import constants
+
+    root = Path(cache or constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        reference = root / "refs" / revision
+        if not reference.is_file():
+            return None
+        commit = reference.read_text("utf-8").strip()
+    directory = root / "snapshots" / commit
+    return (directory, commit) if is_whole(directory) else None
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a snapshot has a configuration and every weights file that its index names."""
+    if not (directory / "config.json").exists():
+        return False
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            return False
+        return all((directory / name).exists() for name in names)
+    return any(directory.glob("*.safetensors"))
