@@ -55,7 +55,7 @@ def _section(path: str, node: Node) -> str:
         )
     rules = node.get("x-kubernetes-validations", [])
     if rules:
-        lines += ["", "Rules:", "", *(f"- {rule['message']}" for rule in rules)]
+        lines += ["", "Refused, with the message:", "", *(f"- {rule['message']}" for rule in rules)]
     return "\n".join(lines) + "\n"
 
 
@@ -65,11 +65,17 @@ def _accepts(path: str, name: str, node: Node) -> str:
         return f"[object](#{_anchor(target)})"
     if node.get("type") == "array":
         items = node["items"]
-        what = f"[objects](#{_anchor(target)})" if "properties" in items else f"each {accepted(items)}"
-        return f"{accepted(node)}, {what}"
+        each = f"[objects](#{_anchor(target)})" if "properties" in items else f"each {_words(items)}"
+        return f"{accepted(node)}, {each}"
     if node.get("x-kubernetes-preserve-unknown-fields"):
         return "an object with any fields"
-    return accepted(node)
+    return _words(node)
+
+
+def _words(node: Node) -> str:
+    """What the node accepts, with its pattern set as code."""
+    pattern = node.get("pattern")
+    return accepted(node).replace(pattern, f"`{pattern}`") if pattern else accepted(node)
 
 
 def _anchor(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +28,9 @@ def test_the_generated_file_is_current(path: Path) -> None:
 def test_generating_twice_in_different_processes_gives_the_same_bytes(tmp_path: Path) -> None:
     for seed in ("1", "2"):
         command = [sys.executable, "-m", "flowprefill_crd.generate", "--root", str(tmp_path / seed)]
-        subprocess.run(command, check=True, capture_output=True, env={"PYTHONHASHSEED": seed}, timeout=120)
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}, timeout=120
+        )
     for path in files():
         assert (tmp_path / "1" / path).read_bytes() == (tmp_path / "2" / path).read_bytes()
 

@@ -137,7 +137,7 @@ def test_an_objective_without_quotes_is_told_to_be_quoted() -> None:
     ("change", "message"),
     [
         ({"modle": {}}, "spec.modle: unknown field; did you mean mode or model?"),
-        ({"slo_classes": []}, "spec.slo_classes: unknown field; did you mean sloClasses?"),
+        ({"kv_transfer": {"leaseSeconds": 61}}, "spec.kv_transfer: unknown field; did you mean kvTransfer?"),
         (
             {"batchTokenBudget": 1},
             "spec.batchTokenBudget: unknown field; did you mean spec.scheduling.batchTokenBudget?",
