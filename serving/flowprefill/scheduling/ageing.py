@@ -1,7 +1,7 @@
 """Ageing: a request far past its SLO gets a small share of service instead of none.
 
 Rules of this file
-1. A request ages when it is older than `factor` times its SLO.
+1. A request ages at `factor` times its SLO after its arrival.
 2. While aged work exists, it is owed `share` of every second of service; what it receives is taken off.
 3. Once a quantum is owed, the oldest aged request goes before everything, until nothing is owed.
    The quantum keeps it from being preempted and resumed for every millisecond owed.
@@ -18,12 +18,12 @@ from flowprefill.scheduling.state import ActiveTask, WaitingRequest
 
 
 def ages_at_s(waiting: WaitingRequest, ageing: Ageing) -> float:
-    """The moment after which the request counts as aged."""
+    """The moment from which the request counts as aged."""
     return waiting.request.arrival_s + ageing.factor * waiting.request.ttft_slo_s
 
 
 def has_aged(waiting: WaitingRequest, ageing: Ageing | None, now_s: float) -> bool:
-    return ageing is not None and ages_at_s(waiting, ageing) < now_s
+    return ageing is not None and ages_at_s(waiting, ageing) <= now_s
 
 
 def aged_fraction(task: ActiveTask, ageing: Ageing | None, now_s: float) -> float:
@@ -57,7 +57,7 @@ class AgedRequests:
 
     def advance(self, now_s: float) -> None:
         """Move what has aged by now."""
-        while self._young and self._young[0][0] < now_s:
+        while self._young and self._young[0][0] <= now_s:
             _, sequence = self._young.pop(0)
             self._aged.add((self._requests[sequence].request.arrival_s, sequence))
 

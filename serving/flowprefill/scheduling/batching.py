@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from flowprefill.scheduling.actions import Task, TaskItem
 from flowprefill.scheduling.kv import KVCachePool
@@ -71,29 +72,29 @@ class BatchFiller:
             while parked_left and parked_left[-1][0] < rank:
                 _, job = parked_left.pop()
                 self._protect(job.deadline_s, job.remaining_s)
-            if not self._try(waiting):
+            if self._try(waiting) == "passed over":
                 self._protect(waiting.request.deadline_s, self._predictor.scale * waiting.base_s)
         return self._batch
 
-    def _try(self, waiting: WaitingRequest) -> bool:
-        """Let the candidate join if it may; whether it did."""
+    def _try(self, waiting: WaitingRequest) -> Literal["joined", "passed over", "no blocks"]:
+        """Let the candidate join if it may. One that lacks blocks could not run anyway: nobody delays it."""
         request = waiting.request
         if request.kind == "decode":
-            return False
+            return "passed over"
         start = cached_tokens(waiting, self._kv)
         left = request.num_prompt_tokens - start
         num_tokens = left if self._chunk is None else min(left, self._room)
         if num_tokens > self._room:
-            return False
+            return "passed over"
         base_s = self._batch.base_s + self._predictor.share_s(num_tokens, start)
         end_s = self._now_s + self._predictor.scale * base_s
         if self._guarded and end_s >= min(self._latest_end_s, self._bound_s(waiting, start, num_tokens)):
-            return False
+            return "passed over"
         if self._reserve(waiting) is None:
-            return False
+            return "no blocks"
         self._batch.base_s = base_s
         self._join(waiting, start, num_tokens)
-        return True
+        return "joined"
 
     def _bound_s(self, waiting: WaitingRequest, start: int, num_tokens: int) -> float:
         """When a batch with this share must have ended for the request's deadline; infinite when lost.

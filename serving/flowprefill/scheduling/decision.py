@@ -102,7 +102,8 @@ def take_in(
         return has_aged(waiting, settings.ageing, now_s)
 
     jobs = {task.task_id: task.job(now_s, scale) for task in tasks.all()}
-    look = queue.look(now_s, scale, list(jobs.values()), boosting=boosting)
+    competing = [jobs[task.task_id] for task in tasks.all() if task.ending == "no"]
+    look = queue.look(now_s, scale, competing, boosting=boosting)
     ranked = {
         task.task_id: RankedTask(
             task=task,
@@ -170,7 +171,7 @@ def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
         if not blocked:
             blocked = True
             choice = _free_blocks(moment, waiting, rank, shortage)
-            if choice is not None:
+            if isinstance(choice, Drop) or (choice is not None and moment.running is None):
                 return choice
             gathering = rank[0] == AGED_TIER
     return Hold(gathering=True) if gathering else None

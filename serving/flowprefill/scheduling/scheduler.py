@@ -102,14 +102,16 @@ class Scheduler:
 
     def snapshot(self, now_s: float) -> SchedulerSnapshot:
         """The state at `now_s`, for state streams and metrics. Changes nothing."""
-        moment = self._moment(now_s)
-        suspended = [*(ranked.task for ranked in moment.parked), *moment.unwinding]
+        scale = self.predictor.scale
+        running = self._tasks.running
+        suspended = [describe(task, now_s, scale) for task in self._tasks.parked()]
         return SchedulerSnapshot(
             now_s=now_s,
-            running=None if moment.running is None else describe(moment.running.task, now_s, moment.scale),
-            suspended=tuple(describe(task, now_s, moment.scale) for task in suspended),
+            running=None if running is None else describe(running, now_s, scale),
+            suspended=tuple(sorted(suspended, key=lambda task: (task.deadline_s, task.task_id))),
             waiting=len(self._queue),
-            waiting_s=moment.scale * self._queue.base_s,
+            waiting_s=scale * self._queue.base_s,
+            waiting_tokens=self._queue.num_tokens,
             kv_blocks=self.kv.num_blocks,
             kv_blocks_free=self.kv.num_free,
             preempting=self._tasks.pending is not None,

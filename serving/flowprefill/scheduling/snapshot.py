@@ -44,7 +44,8 @@ class Counters:
 class SchedulerSnapshot:
     """The scheduler at one moment.
 
-    `suspended` tasks come in policy order. `waiting_s` is the predicted time of all waiting requests, each alone.
+    `suspended` tasks come by deadline. `waiting_s` is the predicted time of all waiting requests, each alone, and
+    `waiting_tokens` what they have to compute, net of cached prefix.
     `prediction` are the coefficients in use, online correction included.
     """
 
@@ -53,6 +54,7 @@ class SchedulerSnapshot:
     suspended: tuple[TaskSnapshot, ...]
     waiting: int
     waiting_s: float
+    waiting_tokens: int
     kv_blocks: int
     kv_blocks_free: int
     preempting: bool

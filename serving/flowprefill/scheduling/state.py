@@ -52,6 +52,11 @@ class WaitingRequest:
         """Whether earlier chunks of it ran and their KV is held."""
         return self.num_computed > 0
 
+    @property
+    def num_new(self) -> int:
+        """Tokens to compute, as last priced."""
+        return self.request.num_prompt_tokens - self.num_cached
+
     def job(self, scale: float) -> Job:
         request = self.request
         return Job(

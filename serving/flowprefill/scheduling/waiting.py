@@ -28,6 +28,7 @@ class WaitingQueue:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._requests: dict[str, WaitingRequest] = {}
         self._base_s = 0.0
+        self._num_tokens = 0
         self.configure(settings)
 
     def configure(self, settings: SchedulerSettings) -> None:
@@ -56,6 +57,11 @@ class WaitingQueue:
         return self._base_s
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens all waiting requests have to compute."""
+        return self._num_tokens
+
+    @property
     def aged(self) -> AgedRequests | None:
         return self._aged
 
@@ -68,11 +74,13 @@ class WaitingQueue:
         assert waiting.request_id not in self._requests, f"{waiting.request_id!r} waits already"
         self._requests[waiting.request_id] = waiting
         self._base_s += waiting.base_s
+        self._num_tokens += waiting.num_new
         self._enter(waiting)
 
     def remove(self, waiting: WaitingRequest) -> None:
         del self._requests[waiting.request_id]
         self._base_s = self._base_s - waiting.base_s if self._requests else 0.0
+        self._num_tokens -= waiting.num_new
         self._order.remove(waiting)
         if self._aged is not None:
             self._aged.remove(waiting)
@@ -86,6 +94,7 @@ class WaitingQueue:
         if _may_be_shed(waiting):
             self._to_shed.remove(waiting)
         self._base_s += base_s - waiting.base_s
+        self._num_tokens += waiting.num_cached - num_cached
         waiting.base_s, waiting.num_cached = base_s, num_cached
         self._order.add(waiting)
         if _may_be_shed(waiting):
@@ -169,4 +178,5 @@ def aged_rank(waiting: WaitingRequest) -> Rank:
 
 
 def _may_be_shed(waiting: WaitingRequest) -> bool:
-    return waiting.request.shed_when_infeasible and not waiting.started
+    request = waiting.request
+    return request.shed_when_infeasible and not waiting.started and request.kind == "prefill"
