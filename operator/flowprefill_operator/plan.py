@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator.resources import access, config_map, network_policy, service
-from flowprefill_operator.resources.autoscaler import horizontal_pod_autoscaler
+from flowprefill_operator.resources.autoscaler import horizontal_pod_autoscaler, scaled_object
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.deployment import deployment
 from flowprefill_operator.resources.disruption_budget import disruption_budget
@@ -39,4 +39,5 @@ def plan(fps: FlowPrefillService, settings: PlanSettings) -> tuple[Object, ...]:
     planned += [deployment(context, role) for role in context.roles]
     planned += [disruption_budget(context, role) for role in context.roles]
     planned += [horizontal_pod_autoscaler(context, role) for role in context.roles]
+    planned += [scaled_object(context, role) for role in context.roles]
     return tuple(item for item in planned if item is not None)

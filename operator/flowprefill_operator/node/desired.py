@@ -92,7 +92,6 @@ class _Service(Part):
 
 
 class _Target(Part):
-    kind: str
     name: str
 
 
@@ -103,6 +102,15 @@ class _AutoscalerSpec(Part):
 
 class _Autoscaler(Part):
     spec: _AutoscalerSpec
+
+
+class _ScaledObjectSpec(Part):
+    min_replica_count: int = 0
+    scale_target_ref: _Target
+
+
+class _ScaledObject(Part):
+    spec: _ScaledObjectSpec
 
 
 def desired(objects: Iterable[Mapping[str, object]]) -> Desired:
@@ -127,6 +135,9 @@ def desired(objects: Iterable[Mapping[str, object]]) -> Desired:
             case "HorizontalPodAutoscaler":
                 scaler = _Autoscaler.model_validate(item)
                 minimum[scaler.spec.scale_target_ref.name] = scaler.spec.min_replicas
+            case "ScaledObject":
+                scaled = _ScaledObject.model_validate(item)
+                minimum[scaled.spec.scale_target_ref.name] = scaled.spec.min_replica_count
     namespace = deployments[0].metadata.namespace if deployments else "default"
     return Desired(
         namespace=namespace,
