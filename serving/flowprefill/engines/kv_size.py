@@ -1,0 +1,61 @@
+"""How large a KV cache fits beside a model when nobody says. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flowprefill.errors import ModelNotLoadable
+
+KV_SHARE = 0.5
+"""Part of what the weights leave; the rest is for activations and everything else in the process."""
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+FEWEST_TOKENS = 1_024
+MOST_TOKENS = 131_072
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def memory_limit_bytes(cgroup_limit: Path = CGROUP_LIMIT) -> int:
+    """Memory this process may use: its control group's limit, or the machine's memory when there is none."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        text = cgroup_limit.read_text().strip()
+    except OSError:
+        return machine
+    return machine if text == "max" else min(int(text), machine)
+
+
+def default_kv_cache_tokens(path: Path, *, dtype: str = "auto", limit_bytes: int | None = None) -> int:
+    """Tokens of KV cache for the model in directory `path`: half of what its weights leave of the memory.
+
+    `limit_bytes` is this process's memory limit unless given. With dtype `auto` the wider of the formats that may be
+    chosen counts. Raises ModelNotLoadable when the configuration does not say the sizes.
+    """
+    config = _text_config(json.loads((path / "config.json").read_text()))
+    try:
+        num_heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or num_heads
+        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+        per_token: int = 2 * config["num_hidden_layers"] * kv_heads * head_dim
+    except KeyError as error:
+        raise ModelNotLoadable(
+            f"{path / 'config.json'} does not say {error}; give engine.kvCacheTokens to load it all the same"
+        ) from None
+    item_bytes = _ITEM_BYTES.get(dtype, 4)
+    stored_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    stored_item_bytes = _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+    weights_bytes = stored_bytes * item_bytes // stored_item_bytes
+    if limit_bytes is None:
+        limit_bytes = memory_limit_bytes()
+    tokens = int((limit_bytes - weights_bytes) * KV_SHARE) // (per_token * item_bytes)
+    return max(min(tokens, MOST_TOKENS), FEWEST_TOKENS)
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Models for text and images keep the language model's sizes in a part of their own."""
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else config
