@@ -64,6 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--root", type=Path, default=ROOT, help="root of the repository (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
+    if options.root == ROOT and not (ROOT / "pyproject.toml").is_file():
+        parser.error(f"{ROOT} is no checkout of the repository; name one with --root")
     stale = []
     for path, text in files().items():
         target = options.root / path

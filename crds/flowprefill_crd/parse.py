@@ -261,5 +261,6 @@ def _documents(text: str, source: str) -> list[Any]:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise _invalid(str(error.problem or error.context), source=source, path=where) from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, AttributeError) as error:
+        # The last three are how PyYAML answers a value that contradicts its tag, such as `!!int x`.
         raise _invalid(f"is not YAML: {error}", source=source) from error

@@ -264,6 +264,10 @@ def test_dates_stay_text_as_in_the_api_server() -> None:
         ("hello", '"hello" is not accepted; use a mapping'),
         ("a: [1", "line 1, column 6: "),
         ("a: !!python/object:os.system {}", "line 1, column 4: could not determine a constructor"),
+        ("a: !!int x", "is not YAML: "),
+        ("a: !!bool x", "is not YAML: "),
+        ("a: !!timestamp x", "is not YAML: "),
+        ("[" * 2000 + "]" * 2000, "is not YAML: "),
         ("kind: FlowPrefillService", "apiVersion: is missing; use flowprefill.io/v1alpha1"),
         (
             "apiVersion: flowprefill.io/v1\nkind: FlowPrefillService",
