@@ -27,6 +27,12 @@ demo: setup ## Set up, then replay the demo load on a real model under S-EDF wit
 test: setup ## Set up, then run the unit, contract, integration and charts suites
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
 
+.PHONY: test-no-torch
+test-no-torch: ## Run the suites that need no torch on PYTHON, in an environment of their own (VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[proxy,operator,dev]'
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not torch and not model" tests/unit tests/contract/policies $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: setup ## Check format, types and import rules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli import model, node, render, serve
-from flowprefill.cli.problems import guarded
+from flowprefill.cli import bench, model, node, render, serve
 
 app = typer.Typer(
     name="flowprefill",
@@ -34,23 +33,12 @@ app.command(rich_help_panel=UP)(node.up)
 app.command(rich_help_panel=UP)(node.down)
 app.command(rich_help_panel=UP)(node.status)
 app.command(rich_help_panel=UP)(node.logs)
+app.command(rich_help_panel=UP)(bench.demo)
 app.command(hidden=True)(node.supervise)
 app.command(rich_help_panel=OBJECTS)(render.render)
 app.command(rich_help_panel=POD)(serve.serve)
 app.command(rich_help_panel=POD)(serve.proxy)
 app.add_typer(model.app, name="model", rich_help_panel=POD)
-
-
-@app.command(rich_help_panel=UP)
-def demo() -> None:
-    """Show what preemption buys: the same load with and without it, on a real model and this machine.
-
-    Brings up a small service, replays short and long prompts, and prints how many promises were kept.
-    """
-    with guarded():
-        from flowprefill.bench.demo import run
-
-        raise typer.Exit(run())
 
 
 @app.command()

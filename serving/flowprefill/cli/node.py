@@ -235,6 +235,18 @@ def _text(service: FlowPrefillService) -> str:
     return str(yaml.safe_dump(body, sort_keys=False))
 
 
+def bring_up(state: StateDir, service: FlowPrefillService, *, timeout_s: float) -> None:
+    """Start the service detached, or change the one that runs; returns once it is ready, telling what happens."""
+    from flowprefill_operator.node.run import write_service
+
+    text = _text(service)
+    if state.is_running():
+        _change(state, text, timeout_s=timeout_s)
+    else:
+        write_service(state, text)
+        _start(state, wait=True, timeout_s=timeout_s)
+
+
 def _state(root: Path | None, namespace: str, name: str) -> StateDir:
     from flowprefill_operator.node.state import StateDir, default_root
 

@@ -1,0 +1,123 @@
+"""`flowprefill demo`: the demonstration on the local node."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowprefill.cli.problems import guarded
+
+if TYPE_CHECKING:
+    from flowprefill_crd import FlowPrefillService
+    from flowprefill_operator.node.state import NodeStatus, PodReport
+
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+SAMPLE = "quickstart.yaml"
+
+
+class LocalTarget:
+    """A service on the local node, in a state folder of its own, on a free port. Implements `bench.target.Target`."""
+
+    def __init__(self, root: Path, service: FlowPrefillService) -> None:
+        from flowprefill_operator.node.state import Options, StateDir
+
+        meta = service.metadata
+        self._state = StateDir(root, namespace=meta.namespace, name=meta.name).create()
+        self._state.write_options(Options(port=0))
+
+    def apply(self, service: FlowPrefillService) -> None:
+        from flowprefill.cli.node import bring_up
+
+        bring_up(self._state, service, timeout_s=START_TIMEOUT_S)
+
+    @property
+    def url(self) -> str:
+        return self._status().url
+
+    def admin_url(self, role: str) -> str:
+        return f"http://127.0.0.1:{self._pod(role).ports['admin']}"
+
+    def pid(self, role: str) -> int:
+        pid = self._pod(role).containers[0].pid
+        assert pid is not None, f"the {role} pod runs no process"
+        return pid
+
+    def _status(self) -> NodeStatus:
+        status = self._state.read_status()
+        assert status is not None, "apply comes first"
+        return status
+
+    def _pod(self, role: str) -> PodReport:
+        (pod,) = [pod for pod in self._status().pods if pod.role == role and not pod.terminating]
+        return pod
+
+    def stop(self) -> None:
+        from flowprefill.cli.problems import fail
+        from flowprefill_operator.node.run import stop
+
+        if not stop(self._state, timeout_s=STOP_TIMEOUT_S, now=True):
+            fail(f"the service still runs; its state is in {self._state.path}")
+
+
+def demo(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="FlowPrefillService with classes `chat` and `document`; the quickstart sample when left out.",
+        ),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", min=1, help="Least number of short requests in the load.")
+    ] = 60,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder for the table as JSON, a row a request, and the environment."
+        ),
+    ] = Path("results/demo"),
+) -> None:
+    """Show what preemption buys: the same load with and without it, on a real model and this machine.
+
+    Brings up a small service, measures how fast this machine is, replays short chat prompts and long documents at
+    three quarters of that under slack-aware EDF with operator-level preemption and then under FCFS without, and
+    prints how many TTFT promises were kept. Takes about three minutes, plus one to fetch the model the first time.
+    """
+    with guarded():
+        from rich.console import Console
+
+        from flowprefill.bench.demo import compare
+        from flowprefill.bench.show import Screen, print_calibration, print_results, write_run
+        from flowprefill.cli.progress import ProgressBar
+        from flowprefill.engines.models import load_tokenizer, resolve_model
+        from flowprefill_crd import load_services
+        from flowprefill_crd.samples import sample_path
+
+        (service,) = load_services(file or sample_path(SAMPLE))
+        console = Console(highlight=False)
+        source = service.spec.model
+        with ProgressBar(f"fetching {source.uri}") as bar:
+            tokens = load_tokenizer(resolve_model(source.uri, source.revision, progress=bar.update).path)
+        screen = Screen(console)
+        with tempfile.TemporaryDirectory(prefix="flowprefill-demo-") as root:
+            target = LocalTarget(Path(root), service)
+            try:
+                comparison = compare(
+                    target,
+                    service,
+                    tokens,
+                    screen,
+                    num_short=requests,
+                    on_calibrated=lambda calibration: print_calibration(console, calibration),
+                )
+            finally:
+                screen.close()
+                target.stop()
+        print_results(console, comparison.systems)
+        write_run(output, comparison)
+        console.print(f"written to {output}/")
