@@ -28,8 +28,10 @@ def admin_app(
     registry: CollectorRegistry,
     states: StateHub,
     before_scrape: Callable[[], None] = lambda: None,
+    history: Callable[[], dict[str, object]] = dict,
 ) -> FastAPI:
-    """`/metrics`, `/health` (live), `/ready` (loaded and warmed), `/v1/state` (newline-delimited `PodState`)."""
+    """`/metrics`, `/health` (live), `/ready` (loaded and warmed), `/v1/state` (newline-delimited `PodState`),
+    `/v1/history` (the last tasks and preemptions)."""
     num_streams = 0
 
     async def metrics(request: Request) -> Response:
@@ -51,6 +53,9 @@ def admin_app(
             return JSONResponse({"status": "too many state streams"}, status_code=429)
         return StreamingResponse(counted(states.lines()), media_type="application/x-ndjson")
 
+    async def past(request: Request) -> Response:
+        return JSONResponse(history())
+
     async def counted(lines: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         nonlocal num_streams
         num_streams += 1
@@ -65,6 +70,7 @@ def admin_app(
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
         Route("/v1/state", state, methods=["GET"]),
+        Route("/v1/history", past, methods=["GET"]),
     ]
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=list(routes))
     app.add_exception_handler(HTTPException, http_exception)

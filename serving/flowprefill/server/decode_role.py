@@ -6,19 +6,21 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from flowprefill.clock import MonotonicClock
 from flowprefill.engines.protocol import EngineSpec, SamplingParams
 from flowprefill.errors import InvalidRequest, KVTransferFailed
-from flowprefill.execution.decode import DecodeListener, Decoder
+from flowprefill.execution.decode import DecodeState
+from flowprefill.execution.decode_loop import DecodeLoop
+from flowprefill.metrics.engine import EngineMetrics
 from flowprefill.openai.requests import Endpoint, GenerationRequest
 from flowprefill.openai.responses import ResponseShape
-from flowprefill.scheduling.kv import prefix_hashes
+from flowprefill.scheduling.kv import KVCachePool, prefix_hashes
 from flowprefill.server.answering import Reply
 from flowprefill.server.client import event_stream, unless_client_leaves
 from flowprefill.server.decoding import Answer, AnswerPlan, DecodeBridge
@@ -28,26 +30,26 @@ from flowprefill.server.role import Pod
 from flowprefill.server.slo import slo_of
 from flowprefill.server.states import decode_state
 from flowprefill.wire import KVTransferParams, PodState
-from flowprefill_crd import LiveConfig
+from flowprefill_crd import LiveConfig, PodConfig
 
 log = logging.getLogger(__name__)
-
-
-class ThreadedDecoder(Decoder, Protocol):
-    """A decoder with a thread of its own."""
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class DecodeRole:
     """Takes decode legs: the client's request with the prefill leg's `kv_transfer_params`."""
 
-    def __init__(self, pod: Pod, new_decoder: Callable[[DecodeListener], ThreadedDecoder]) -> None:
+    def __init__(self, pod: Pod) -> None:
         self._pod = pod
         self._bridge = DecodeBridge(pod.states.changed)
-        self._decoder = new_decoder(self._bridge)
+        spec = pod.engine.spec
+        self._decoder = DecodeLoop(
+            pod.engine,
+            KVCachePool(spec.num_kv_blocks, spec.block_size),
+            self._bridge,
+            MonotonicClock(),
+            max_batch_size=pod.config.decode.max_batch_size,
+            queue_limit=decode_queue_limit(pod.config),
+        )
         self._bridge.connect(self._decoder)
         transfer = pod.config.kv_transfer
         timeout_s = float(transfer.timeout_seconds)
@@ -74,10 +76,15 @@ class DecodeRole:
 
     def before_scrape(self) -> None:
         state = self._decoder.state()
-        self._pod.metrics.decode.state(
-            queued=state.queued, filling=state.filling, active=state.active, num_steps=state.num_steps
-        )
+        report_decoder(self._pod.metrics, state)
         self._pod.metrics.scheduler.kv(num_blocks=state.kv_blocks, num_free=state.kv_blocks_free)
+
+    def failure(self) -> str | None:
+        crash = self._decoder.crashed
+        return None if crash is None else f"the decode thread crashed: {type(crash).__name__}: {crash}"
+
+    def history(self) -> dict[str, object]:
+        return {}
 
     async def start(self) -> None:
         self._decoder.start()
@@ -105,7 +112,7 @@ class DecodeRole:
             refuse_several_prompts(leg)
             prompts = await unless_client_leaves(request.receive, self._pod.texts.prompts(leg))
             reply = self._reply(leg, prompts[0], params, pull)
-            return await respond(request, leg, reply, self._pod)
+            return await respond(request, leg, reply)
         except BaseException:
             pull.end(pulled=False)
             raise
@@ -178,6 +185,18 @@ class KVPull:
         self._track(asyncio.ensure_future(self._client.release(self._params, pulled=pulled)))
 
 
+def decode_queue_limit(config: PodConfig) -> int:
+    """Answers that may wait for KV blocks: a few batches, beyond which a lease would end before their turn."""
+    return 8 * config.decode.max_batch_size
+
+
+def report_decoder(metrics: EngineMetrics, state: DecodeState) -> None:
+    """Set the decoder's gauges."""
+    metrics.decode.state(
+        queued=state.queued, filling=state.filling, active=state.active, num_steps=state.num_steps
+    )
+
+
 def answer_plan(
     request: GenerationRequest,
     token_ids: Sequence[int],
@@ -207,7 +226,7 @@ def answer_plan(
     )
 
 
-async def respond(request: Request, asked: GenerationRequest, reply: Reply, pod: Pod) -> Response:
+async def respond(request: Request, asked: GenerationRequest, reply: Reply) -> Response:
     """The reply as the client asked for it: a stream that has begun, or the whole answer."""
     if asked.stream:
         return await unless_client_leaves(request.receive, event_stream(reply.events()))

@@ -147,9 +147,14 @@ class Answer:
         fill: Fill,
         new_texts: Callable[[], TextStream],
         *,
+        before: Callable[[], Awaitable[None]] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`new_texts` makes a text stream per choice; `on_close` is called when nobody reads any more."""
+        """`new_texts` makes a text stream per choice.
+
+        `before` is awaited before the first choice is submitted; `on_close` is called when nobody reads any more.
+        """
+        self._before = before
         self._on_close = on_close
         self._plan = plan
         self._bridge = bridge
@@ -172,6 +177,8 @@ class Answer:
         Raises what the decoder or the fill raised; a failure of one choice is a failure of the answer.
         """
         try:
+            if self._before is not None:
+                await self._before()
             self._submit(0)
             while any(choice.open for choice in self._choices):
                 delta = self._take(await self._events.get())

@@ -151,7 +151,7 @@ class KVServer:
             await send_message(writer, header)
             for piece in _pieces(pull.block_ids, per_piece):
                 try:
-                    data = await _in_thread(partial(self._engine.read_blocks, piece))
+                    data = await in_thread(partial(self._engine.read_blocks, piece))
                 except Exception as error:
                     log.exception("KV blocks could not be read", extra={"request_id": pull.request_id})
                     self._metrics.failed("engine_failed")
@@ -284,7 +284,7 @@ class KVClient:
                 data = await read_payload(reader, len(piece) * spec.kv_block_bytes)
             if isinstance(data, Refused):
                 raise _Refusal(data)
-            await _in_thread(partial(self._engine.write_blocks, piece, memoryview(data)))
+            await in_thread(partial(self._engine.write_blocks, piece, memoryview(data)))
             received += len(data)
             self._metrics.received(len(data))
         return received
@@ -340,7 +340,7 @@ def _pieces(block_ids: Sequence[int], size: int) -> list[Sequence[int]]:
     return [block_ids[at : at + size] for at in range(0, len(block_ids), size)]
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread. Cancelled, it still waits for the thread: blocks must not change hands before."""
     running = asyncio.get_running_loop().run_in_executor(None, work)
     try:

@@ -25,6 +25,7 @@ class Lifecycle:
         self._on_change: Callable[[], None] = lambda: None
         self._phase: Phase = "starting"
         self._failure: str | None = None
+        self._probe: Callable[[], str | None] = lambda: None
         self._in_flight = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -39,12 +40,16 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        return self._phase == "ready" and self._failure is None
+        return self._phase == "ready" and self.failure is None
 
     @property
     def failure(self) -> str | None:
         """Why the pod cannot work any more; None while it can."""
-        return self._failure
+        return self._failure or self._probe()
+
+    def probe(self, failure: Callable[[], str | None]) -> None:
+        """Ask `failure` as well, from now on."""
+        self._probe = failure
 
     @property
     def closes_connections(self) -> bool:

@@ -9,15 +9,21 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from flowprefill.engines.models import load_tokenizer, resolve_model
 from flowprefill.engines.protocol import Engine
+from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.predictor import Predictor, fit
 from flowprefill.scheduling.profile import Profile
-from flowprefill.server.profiling import measure_profile
+from flowprefill.server.byte_tokenizer import ByteTokenizer
+from flowprefill.server.profiling import measure_profile, simulated_profile
 from flowprefill.server.text import Texts, Tokenizer
 from flowprefill_crd import PodConfig
 
 log = logging.getLogger(__name__)
+
+
+MIN_DEFAULT_ANSWER = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,23 +35,32 @@ class Loaded:
     predictor: Predictor | None
     profile: Profile | None
 
+    @property
+    def needed_predictor(self) -> Predictor:
+        assert self.predictor is not None, "a pod that prefills has a predictor"
+        return self.predictor
+
 
 def load(config: PodConfig, role: str) -> Loaded:
     """Load all of it; minutes for a large model. Called in a thread.
 
     Raises `ModelNotLoadable` or `InvalidConfiguration`.
     """
-    from flowprefill.engines.registry import load_engine, load_tokenizer
+    from flowprefill.engines.registry import load_engine
 
     began_s = time.monotonic()
     engine = load_engine(config)
-    return assemble(config, role, engine, load_tokenizer(config, engine), began_s=began_s)
+    return assemble(config, role, engine, _tokenizer(config, engine), began_s=began_s)
 
 
 def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer, *, began_s: float) -> Loaded:
     """Put what is loaded together, with a profile where the role prefills."""
     spec = engine.spec
-    texts = Texts(tokenizer, max_model_len=spec.max_model_len)
+    texts = Texts(
+        tokenizer,
+        max_model_len=spec.max_model_len,
+        default_answer_tokens=max(MIN_DEFAULT_ANSWER, spec.num_kv_blocks * spec.block_size // 8),
+    )
     profile = None if role == "decode" else _profile(config, engine)
     log.info(
         "model loaded",
@@ -68,12 +83,21 @@ def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer,
     return Loaded(engine=engine, texts=texts, predictor=predictor, profile=profile)
 
 
+def _tokenizer(config: PodConfig, engine: Engine) -> Tokenizer:
+    """The model's tokenizer; a simulated engine has no model and takes bytes as tokens."""
+    if engine.spec.engine == "simulated":
+        return ByteTokenizer(engine.spec.vocab_size)
+    return load_tokenizer(resolve_model(config.model.uri, config.model.revision).path)
+
+
 def _profile(config: PodConfig, engine: Engine) -> Profile:
     """The profile in the configured file, else one measured now.
 
     A profile of another engine, model or device predicts nothing here: it is refused.
     """
     file = config.predictor.profile_file
+    if file is None and isinstance(engine, SimulatedEngine):
+        return simulated_profile(engine)
     if file is None:
         # Without warm-up a few short passes still are needed: no deadline can be judged without a prediction.
         return measure_profile(engine) if config.predictor.warmup else measure_profile(engine, budget_s=0.0)

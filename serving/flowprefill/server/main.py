@@ -121,6 +121,7 @@ class PodServer:
                 registry=metrics.registry,
                 states=states,
                 before_scrape=lambda: _before_scrape(roles),
+                history=lambda: roles[0].history() if roles else {},
             ),
             host=self._host,
             port=self._admin_port,
@@ -196,6 +197,7 @@ class PodServer:
             await role.start()
             roles.append(role)
             states.build_by(role.state)
+            lifecycle.probe(role.failure)
             await api.start()
             lifecycle.enter("ready")
             log.info("serving", extra={"role": self._role_name, "host": self._host, "port": self.api_port})

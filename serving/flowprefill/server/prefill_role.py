@@ -11,22 +11,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from flowprefill.clock import MonotonicClock
 from flowprefill.errors import InvalidRequest
-from flowprefill.execution.driver import SchedulerDriver
-from flowprefill.execution.pool import ExecutionPool
 from flowprefill.execution.results import FinishedPrefill
 from flowprefill.openai.requests import CompletionRequest, Endpoint, GenerationRequest
 from flowprefill.openai.responses import Choice, ResponseShape, Usage
-from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.predictor import Predictor
-from flowprefill.scheduling.scheduler import Scheduler
 from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
 from flowprefill.server.kv_transport import KVServer, TransferLimits
-from flowprefill.server.live import scheduler_settings
-from flowprefill.server.prefill import PrefillService
 from flowprefill.server.role import Pod
+from flowprefill.server.scheduled import ScheduledPrefill
 from flowprefill.server.slo import decode_max_tokens, slo_of
 from flowprefill.server.states import prefill_state
 from flowprefill.wire import KV_RELEASE_PATH, KVTransferParams, PodState
@@ -44,15 +38,8 @@ class PrefillRole:
         self._pod = pod
         self._host, self._kv_port, self._advertise_host = host, kv_port, advertise_host
         self._engine_id = uuid.uuid4().hex
-        clock = MonotonicClock()
-        spec = pod.engine.spec
-        kv = KVCachePool(spec.num_kv_blocks, spec.block_size)
-        self._service = PrefillService(clock, kv, pod.metrics)
-        scheduler = Scheduler(scheduler_settings(pod.live.current), kv, predictor)
-        pool = ExecutionPool(pod.engine, clock)
-        driver = SchedulerDriver(scheduler, pool, clock, self._service.payload, self._service)
-        self._service.connect(driver, on_view=pod.states.changed, on_crash=pod.lifecycle.fail)
-        self._driver = driver
+        self._scheduled = ScheduledPrefill(pod, predictor, num_kv_blocks=pod.engine.spec.num_kv_blocks)
+        self._service = self._scheduled.service
         self._holds = HoldTable(self._hold_ended, lease_s=float(pod.config.kv_transfer.lease_seconds))
         timeout_s = float(pod.config.kv_transfer.timeout_seconds)
         self._kv_server = KVServer(
@@ -74,18 +61,21 @@ class PrefillRole:
     def state(self, sequence: int) -> PodState:
         return prefill_state(self._pod, self._service.view, sequence)
 
+    def history(self) -> dict[str, object]:
+        return self._scheduled.history.as_json()
+
     def reconfigure(self, live: LiveConfig) -> None:
-        self._driver.reconfigure(scheduler_settings(live))
-        self._pod.metrics.scheduler.set_classes([c.name for c in live.slo_classes])
+        self._scheduled.reconfigure(live)
 
     def before_scrape(self) -> None:
         self._pod.metrics.kv_transfer.held(len(self._holds))
-        snapshot = self._driver.snapshot()
-        self._pod.metrics.scheduler.kv(num_blocks=snapshot.kv_blocks, num_free=snapshot.kv_blocks_free)
-        self._pod.metrics.scheduler.count_infeasible(MonotonicClock().now_s(), snapshot.prediction)
+        self._scheduled.before_scrape()
+
+    def failure(self) -> str | None:
+        return None  # a crash of the scheduler's thread is told to the lifecycle
 
     async def start(self) -> None:
-        self._driver.start()
+        self._scheduled.driver.start()
         self._kv_port = await self._kv_server.start(self._host, self._kv_port)
         log.info("KV port open", extra={"host": self._host, "port": self._kv_port})
 
@@ -94,7 +84,7 @@ class PrefillRole:
 
     async def close(self) -> None:
         await self._kv_server.close()
-        await asyncio.to_thread(self._driver.close)
+        await asyncio.to_thread(self._scheduled.driver.close)
 
     async def _completions(self, request: Request) -> Response:
         return await self._leg(request, "completions")

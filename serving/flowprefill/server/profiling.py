@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 from flowprefill.engines.protocol import Engine, PrefillItem
+from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
 
 log = logging.getLogger(__name__)
@@ -50,18 +51,7 @@ def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
             repeats = 3 if num_new <= SHORT_TOKENS else 1
             times = [_pass_s(engine, num_new, num_cached) for _ in range(repeats)]
             samples += [ProfileSample(num_new=num_new, num_cached=num_cached, seconds=s) for s in times]
-    spec = engine.spec
-    profile = Profile(
-        provenance=Provenance(
-            model=f"{spec.model}@{spec.revision}",
-            engine=spec.engine,
-            device=spec.device,
-            dtype=spec.dtype,
-            tensor_parallel_size=spec.tensor_parallel_size,
-            taken_on=datetime.datetime.now(datetime.UTC).date(),
-        ),
-        samples=tuple(samples),
-    )
+    profile = Profile(provenance=_provenance(engine), samples=tuple(samples))
     log.info(
         "prefill times measured",
         extra={
@@ -72,6 +62,29 @@ def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
         },
     )
     return profile
+
+
+def simulated_profile(engine: SimulatedEngine) -> Profile:
+    """The profile of an engine whose times are known: its cost model's, without running anything."""
+    samples = [
+        ProfileSample(
+            num_new=num_new, num_cached=num_cached, seconds=engine.cost.prefill_s([(num_new, num_cached)])
+        )
+        for num_new, num_cached in _shapes(engine)
+    ]
+    return Profile(provenance=_provenance(engine), samples=tuple(samples))
+
+
+def _provenance(engine: Engine) -> Provenance:
+    spec = engine.spec
+    return Provenance(
+        model=f"{spec.model}@{spec.revision}",
+        engine=spec.engine,
+        device=spec.device,
+        dtype=spec.dtype,
+        tensor_parallel_size=spec.tensor_parallel_size,
+        taken_on=datetime.datetime.now(datetime.UTC).date(),
+    )
 
 
 def _shapes(engine: Engine) -> Iterator[tuple[int, int]]:

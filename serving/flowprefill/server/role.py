@@ -93,6 +93,14 @@ class Role(Protocol):
         """Bring gauges up to date."""
         ...
 
+    def failure(self) -> str | None:
+        """Why this pod can work no more; None while it can."""
+        ...
+
+    def history(self) -> dict[str, object]:
+        """The last tasks and preemptions (`server.history`)."""
+        ...
+
     async def start(self) -> None:
         """Start threads and listen, before the first request."""
         ...

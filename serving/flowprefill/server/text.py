@@ -34,7 +34,20 @@ class Tokenizer(Protocol):
 class Texts:
     """Turns requests into prompts of token ids, and answers' tokens into text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int, num_threads: int = 2) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        default_answer_tokens: int | None = None,
+        num_threads: int = 2,
+    ) -> None:
+        """`default_answer_tokens` bounds answers whose client set no limit and whose endpoint has none.
+
+        KV for prompt and whole answer is reserved when an answer begins, so "the rest of the context" would let
+        one chat without a limit take a decode pod for itself.
+        """
+        self._default_answer_tokens = default_answer_tokens or max_model_len
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
@@ -69,7 +82,7 @@ class Texts:
             raise error
         if asked is not None:
             return asked
-        return left if request.default_limit is None else min(request.default_limit, left)
+        return min(request.default_limit or self._default_answer_tokens, left)
 
     def stream(self, context: Sequence[int] = ()) -> TextStream:
         """A decoder of one answer whose prompt ends in `context`."""
