@@ -202,3 +202,59 @@ def prefill_leg(prompt: Any, **changes: Any) -> dict[str, Any]:
         "max_tokens": 1,
         "kv_transfer_params": {"do_remote_decode": True},
     } | changes
+
+
+def expected_tokens(engine: SimulatedEngine, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The greedy answer, computed without any KV. Stops after an end-of-text token."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(engine.next_token_id(tokens))
+        if tokens[-1] in engine.spec.eos_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+def expected_text(engine: SimulatedEngine, prompt: str, num_tokens: int) -> str:
+    """As `expected_tokens`, as text without the end-of-text token."""
+    words = WordTokenizer()
+    tokens = expected_tokens(engine, words.encode(prompt), num_tokens)
+    return words.decode([t for t in tokens if t not in engine.spec.eos_token_ids])
+
+
+def decode_leg(prompt: Any, params: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """A decode leg: the client's request with the prefill leg's parameters."""
+    return {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": 12,
+        "temperature": 0,
+        "kv_transfer_params": dict(params),
+    } | changes
+
+
+async def prefilled(pod: RunningPod, prompt: Any, **changes: Any) -> dict[str, Any]:
+    """Run a prefill leg; returns its kv_transfer_params."""
+    answer = await pod.api.post("/v1/completions", json=prefill_leg(prompt, **changes))
+    assert answer.status_code == 200, answer.text
+    params: dict[str, Any] = answer.json()["kv_transfer_params"]
+    return params
+
+
+@asynccontextmanager
+async def running_pair(
+    tmp_path: Path, *, prefill: Engine | None = None, decode: Engine | None = None, **config: Any
+) -> AsyncIterator[tuple[RunningPod, RunningPod]]:
+    """A prefill and a decode pod of one revision."""
+    shared = pod_config(**config)
+    async with (
+        running_pod("prefill", tmp_path, engine=prefill, config=shared) as p,
+        running_pod("decode", tmp_path, engine=decode, config=shared) as d,
+    ):
+        yield p, d
+
+
+def stream_events(text: str) -> list[Any]:
+    """The JSON events of a stream; asserts that it ended with [DONE]."""
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]", lines[-1:]
+    return [json.loads(line) for line in lines[:-1]]
