@@ -9,13 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from flowprefill.engines.models import load_tokenizer, resolve_model
 from flowprefill.engines.protocol import Engine
+from flowprefill.engines.registry import load_engine, load_tokenizer
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.predictor import Predictor, fit
 from flowprefill.scheduling.profile import Profile
-from flowprefill.server.byte_tokenizer import ByteTokenizer
 from flowprefill.server.profiling import measure_profile, simulated_profile
 from flowprefill.server.text import Texts, Tokenizer
 from flowprefill_crd import PodConfig
@@ -46,11 +45,9 @@ def load(config: PodConfig, role: str) -> Loaded:
 
     Raises `ModelNotLoadable` or `InvalidConfiguration`.
     """
-    from flowprefill.engines.registry import load_engine
-
     began_s = time.monotonic()
     engine = load_engine(config)
-    return assemble(config, role, engine, _tokenizer(config, engine), began_s=began_s)
+    return assemble(config, role, engine, load_tokenizer(config, engine), began_s=began_s)
 
 
 def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer, *, began_s: float) -> Loaded:
@@ -81,13 +78,6 @@ def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer,
         a, b, c, d = predictor.coefficients
         log.info("predictor fitted", extra={"a": a, "b": b, "c": c, "d": d})
     return Loaded(engine=engine, texts=texts, predictor=predictor, profile=profile)
-
-
-def _tokenizer(config: PodConfig, engine: Engine) -> Tokenizer:
-    """The model's tokenizer; a simulated engine has no model and takes bytes as tokens."""
-    if engine.spec.engine == "simulated":
-        return ByteTokenizer(engine.spec.vocab_size)
-    return load_tokenizer(resolve_model(config.model.uri, config.model.revision).path)
 
 
 def _profile(config: PodConfig, engine: Engine) -> Profile:
