@@ -11,8 +11,8 @@ from flowprefill_crd.podconfig import (
     PodConfig,
     live_config,
     pod_config,
-    restart_hash,
 )
+from flowprefill_crd.revision import restart_hash
 from flowprefill_crd.v1alpha1 import FlowPrefillService, Scheduling, SloClass, Spec, Status
 
 __all__ = [

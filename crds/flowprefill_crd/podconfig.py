@@ -1,4 +1,4 @@
-"""The two documents that pods read, and the hash that separates them.
+"""The two documents that pods read.
 
 `PodConfig` holds what pods read once at their start: it never changes within a revision. `LiveConfig`
 holds what running pods take over at once. Operator and pods may be of different versions, in either
@@ -7,7 +7,6 @@ order, so both readers drop unknown fields and every field that came later has a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Self
 
@@ -26,35 +25,6 @@ API_KEYS_FILE = "/etc/flowprefill/api-keys/keys"
 
 PROFILE_FILE = "/etc/flowprefill/profile/profile.json"
 """Where prefill pods find the predictor's profile, when the service names one."""
-
-LIVE: tuple[str, ...] = (
-    "model.cache.persistentVolumeClaim.retain",
-    "sloClasses",
-    "scheduling.policy",
-    "scheduling.batchTokenBudget",
-    "scheduling.preemption",
-    "scheduling.chunkTokens",
-    "scheduling.maxSuspended",
-    "scheduling.recomputeSuspendedUnderPressure",
-    "scheduling.queueLimit",
-    "scheduling.ageing",
-    "scheduling.predictor.onlineCorrection",
-    "prefill.replicas",
-    "prefill.autoscaling",
-    "decode.replicas",
-    "decode.autoscaling",
-    "proxy.replicas",
-    "proxy.autoscaling",
-    "rollout",
-    "upgradePolicy",
-    "observability.podMonitor",
-    "observability.prometheusRule",
-    "observability.monitorLabels",
-    "observability.logLevel",
-    "observability.perRequestLog",
-    "paused",
-)
-"""Paths in the spec whose change leaves running pods alone. Everything else starts a new revision."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[int, Field(ge=0)]
@@ -418,28 +388,3 @@ def live_config(service: FlowPrefillService) -> LiveConfig:
         log_level=spec.observability.log_level,
         per_request_log=spec.observability.per_request_log,
     )
-
-
-def restart_hash(service: FlowPrefillService) -> str:
-    """Ten hex digits that change exactly when a change of the spec needs new pods.
-
-    Fields at their default do not count, so a spec has the same hash before and after the API server
-    fills defaults in, and after a new optional field joins the API.
-    """
-    body = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    for path in LIVE:
-        _remove(body, path.split("."))
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def _remove(body: dict[str, Any], path: list[str]) -> None:
-    """Take the field at the path out, and the objects that are empty without it."""
-    first, *rest = path
-    if first not in body:
-        return
-    if rest:
-        _remove(body[first], rest)
-        if body[first]:
-            return
-    del body[first]

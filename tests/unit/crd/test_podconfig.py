@@ -16,7 +16,7 @@ from flowprefill_crd import (
     pod_config,
     restart_hash,
 )
-from flowprefill_crd.podconfig import LIVE
+from flowprefill_crd.revision import LIVE
 from flowprefill_crd.schema import service_schema
 from support.services import (
     MINIMAL_SPEC,
