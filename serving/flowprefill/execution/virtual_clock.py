@@ -9,7 +9,8 @@ Threads started by `start_thread` are the clock's *members*. Exactly one member 
 3. when there is no time-out either, everything rests until a thread outside sets a signal.
 
 So a run of the real threads, with their real hand-overs, is a function of its inputs and takes no time. Other threads
-may read the clock, set signals, start members and join them, but not wait on it.
+may read the clock, set signals, start members and join them, but not wait on it. A member that is started from outside
+begins at once; to begin several at one instant, start them from a member.
 
 The idea of a clock that jumps when all tasks wait is that of trio's MockClock; threads need the one-at-a-time rule on
 top, or their order at one instant would be the operating system's choice.
@@ -33,7 +34,7 @@ class _Member:
         self.go = threading.Lock()  # released once to let the member go on
         self.go.acquire()
         self.waits_for: _VirtualSignal | None = None
-        self.timer_id: int | None = None  # the time-out that may still wake it
+        self.timer_id: int | None = None  # of the time-out that may still wake it
 
 
 class _VirtualSignal:
