@@ -57,6 +57,14 @@ def document(switches: Path, *, name: str = "demo", **spec: Any) -> dict[str, An
     }
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that only waits for its parent to take note of its end does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class LocalService:
     """One service on this machine, driven by the command line as a user does. `close` leaves nothing behind."""
 
@@ -136,7 +144,7 @@ class LocalService:
                 environment = process.environ().get("SWITCHES", "")
             except psutil.Error:
                 continue
-            if environment in mark or any(path in words for path in mark):
+            if alive(process) and (environment in mark or any(path in words for path in mark)):
                 found.append(process)
         return found
 
