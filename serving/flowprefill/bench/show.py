@@ -20,8 +20,6 @@ from rich.table import Table
 from flowprefill.bench.demo import Calibration, Comparison, SystemResult
 from flowprefill.bench.load import MAX_RATIO, MIN_RATIO
 from flowprefill.bench.report import ClassSummary, RequestRecord, goodput_per_s, summarise
-from flowprefill_crd import FlowPrefillService
-
 
 LINE_EVERY_S = 10.0
 

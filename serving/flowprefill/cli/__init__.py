@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli import bench, model, node, render, serve
+from flowprefill.cli import bench, figures, model, node, render, serve
 
 app = typer.Typer(
     name="flowprefill",
@@ -38,6 +38,7 @@ app.command(hidden=True)(node.supervise)
 app.command(rich_help_panel=OBJECTS)(render.render)
 app.command(rich_help_panel=POD)(serve.serve)
 app.command(rich_help_panel=POD)(serve.proxy)
+app.add_typer(figures.app, name="bench", rich_help_panel=UP)
 app.add_typer(model.app, name="model", rich_help_panel=POD)
 
 
