@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowprefill.openai.requests import ChatCompletionRequest, GenerationRequest, Prompt
 from flowprefill.scheduling.kv import prefix_hashes
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4.0
 CHAT_OVERHEAD_TOKENS = 8
@@ -44,7 +47,10 @@ class Estimator:
         if isinstance(prompt, list):
             return self._exact(prompt)
         if self._tokenize is not None:
-            return self._exact(self._tokenize(request, prompt))
+            try:
+                return self._exact(self._tokenize(request, prompt))
+            except Exception as error:  # a template may raise anything; the pod will say what is wrong
+                log.debug("prompt not tokenized", extra={"reason": repr(error)})
         tokens = self._factor * _rough_tokens(request, prompt)
         return Estimate(num_tokens=max(round(tokens), 1))
 

@@ -56,10 +56,10 @@ def account(ended: Ended) -> Account:
         return Account(outcome="cancelled", result=_of_client_that_left(ended))
     if ended.status == 429:
         return Account(outcome="shed", result="missed")
+    if 400 <= ended.status < 500:
+        return Account(outcome="error", result=None)
     if ended.status >= 500 or ended.broken:
         return Account(outcome="error", result="missed")
-    if ended.status >= 400:
-        return Account(outcome="error", result=None)
     assert ended.ttft_s is not None, "an answered request has a time to first token"
     return Account(outcome="ok", result="met" if ended.ttft_s <= ended.target_s else "missed")
 

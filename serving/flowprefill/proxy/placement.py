@@ -11,7 +11,7 @@ waiting there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -168,18 +168,26 @@ def _fit(request: Request, pod: Pod, rules: Rules, now_s: float) -> Choice | Non
     if state.kv_blocks and -(-new // state.block_size) > state.kv_blocks_free:
         return None
 
+    seen = [o for o in pod.outstanding.values() if o not in unseen]
     before, outranks_running = _compare(request, work_s, pod, rules, now_s)
-    seen_before = [o for o in before if not _is_unseen(o, pod, now_s)]
-    unseen_before = [o for o in before if _is_unseen(o, pod, now_s)]
-    ahead = min(_num_waiting_tokens(pod, now_s), sum(o.num_tokens for o in seen_before))
-    ahead += sum(o.num_tokens for o in unseen_before)
+    left_s = _running_left_s(pod, now_s)
+    if state.running is None:  # then what was sent last, and goes behind this request, is about to run
+        starting = [o for o in unseen if o not in before]
+        outranks_running = bool(starting)
+        left_s = max((o.predicted_s - (now_s - o.dispatched_s) for o in starting), default=0.0)
+
+    num_waiting = _num_waiting_tokens(pod, seen)
+    first_in_line = not num_waiting or not any(o in before for o in seen)
+    first_in_line = first_in_line and not any(o in before for o in unseen)
     can_preempt = rules.preemption != "none" and len(state.suspended) < rules.max_suspended
-    if outranks_running and can_preempt and not ahead:
+    if first_in_line and outranks_running and can_preempt:
         return fit("preempt", 0.0)
-    start_s = _running_left_s(pod, now_s)
-    start_s += min(state.waiting_s, sum(o.predicted_s for o in seen_before))
-    start_s += sum(o.predicted_s for o in unseen_before)
-    if ahead + new <= rules.window_tokens or (not ahead and start_s <= SOON_S):
+
+    start_s = max(left_s, 0.0)
+    start_s += min(state.waiting_s, sum(o.predicted_s for o in before if o in seen))
+    start_s += sum(o.predicted_s for o in before if o in unseen)
+    num_ahead = num_waiting + sum(o.num_tokens for o in unseen)
+    if num_ahead + new <= rules.window_tokens or (not num_ahead and start_s <= SOON_S):
         return fit("ahead", start_s)
     return None
 
@@ -198,20 +206,20 @@ def _is_unseen(outstanding: Outstanding, pod: Pod, now_s: float) -> bool:
     return pod.state_at_s <= sent_s or now_s < sent_s + SETTLE_S
 
 
-def _num_waiting_tokens(pod: Pod, now_s: float) -> int:
-    """New tokens that wait at the pod according to its last state line."""
+def _num_waiting_tokens(pod: Pod, seen: Sequence[Outstanding]) -> int:
+    """New tokens of ours that the pod has seen and not started; other proxies' count at most as ours."""
     assert pod.state is not None
+    ours = sum(o.num_tokens for o in seen)
     if pod.state.waiting_tokens is not None:
-        return pod.state.waiting_tokens
-    seen = sum(o.num_tokens for o in pod.outstanding.values() if not _is_unseen(o, pod, now_s))
+        return min(pod.state.waiting_tokens, ours)
     tasks = (pod.state.running, *pod.state.suspended)
-    return max(seen - sum(task.num_tokens for task in tasks if task is not None), 0)
+    return max(ours - sum(task.num_tokens for task in tasks if task is not None), 0)
 
 
 def _compare(
     request: Request, work_s: float, pod: Pod, rules: Rules, now_s: float
 ) -> tuple[list[Outstanding], bool]:
-    """Outstanding requests that go before this one under the policy, and whether it outranks what runs."""
+    """Requests of ours at the pod that go before this one under the policy, and whether it outranks what runs."""
     held = list(pod.outstanding.values())
     jobs = [
         _job(request, work_s, len(held)),
@@ -228,9 +236,9 @@ def _compare(
                 remaining_s=_running_left_s(pod, now_s),
             )
         )
-    ranks = POLICIES[rules.policy].ranks(jobs, now_s)
-    before = [o for o, rank in zip(held, ranks[1:], strict=False) if rank < ranks[0]]
-    return before, running is not None and ranks[0] < ranks[-1]
+    ours, *others = POLICIES[rules.policy].ranks(jobs, now_s)
+    before = [o for o, rank in zip(held, others, strict=False) if rank < ours]
+    return before, running is not None and ours < others[-1]
 
 
 def _job(request: Request, work_s: float, sequence: int) -> Job:

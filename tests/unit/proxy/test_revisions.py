@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowprefill.proxy.revisions import num_proxies, usable_revisions
+from flowprefill.wire import Endpoint
+
+
+def pod(role: str, revision: str, name: str = "", **fields: object) -> Endpoint:
+    name = name or f"{role}-{revision}"
+    return Endpoint(name=name, role=role, revision=revision, address="h:1", admin="h:2", **fields)
+
+
+def names(endpoints: list[Endpoint], **options: object) -> list[str]:
+    return [r.name for r in usable_revisions(endpoints, **{"colocated": False, **options})]
+
+
+def test_a_revision_needs_a_ready_endpoint_in_both_roles():
+    assert names([pod("prefill", "a"), pod("decode", "b")]) == []
+    assert names([pod("prefill", "a"), pod("decode", "a", ready=False)]) == []
+    assert names([pod("prefill", "a"), pod("decode", "a", terminating=True)]) == []
+    assert names([pod("prefill", "a"), pod("decode", "a")]) == ["a"]
+
+
+def test_the_newest_complete_revision_comes_first():
+    old = [pod("prefill", "a", created_s=10), pod("decode", "a", created_s=11)]
+    new = [pod("prefill", "b", created_s=20), pod("decode", "b", created_s=20, ready=False)]
+    assert names(old + new) == ["a"]
+    ready = [new[0], new[1].model_copy(update={"ready": True})]
+    assert names(old + ready) == ["b", "a"]
+    assert names(ready + old) == ["b", "a"]
+
+
+def test_without_times_our_own_revision_is_preferred_then_the_one_listed_last():
+    both = [pod(role, revision) for revision in "ab" for role in ("prefill", "decode")]
+    assert names(both) == ["b", "a"]
+    assert names(both, own_revision="a") == ["a", "b"]
+
+
+def test_colocated_pods_need_no_other_role():
+    assert names([pod("colocated", "a"), pod("prefill", "b")], colocated=True) == ["a"]
+
+
+def test_ready_proxies_are_counted_and_we_are_one_of_them():
+    assert num_proxies([]) == 1
+    proxies = [pod("proxy", "a", "x"), pod("proxy", "a", "y"), pod("proxy", "a", "z", terminating=True)]
+    assert num_proxies(proxies) == 2
+
+
+endpoints = st.lists(
+    st.builds(
+        pod,
+        st.sampled_from(["prefill", "decode", "proxy"]),
+        st.sampled_from("abc"),
+        name=st.uuids().map(str),
+        ready=st.booleans(),
+        terminating=st.booleans(),
+        created_s=st.sampled_from([0.0, 1.0, 2.0]),
+    ),
+    max_size=12,
+)
+
+
+@given(endpoints)
+def test_a_usable_revision_never_holds_another_revisions_or_a_leaving_pod(all_endpoints):
+    for revision in usable_revisions(all_endpoints, colocated=False):
+        members = (*revision.first, *revision.decode)
+        assert {m.revision for m in members} == {revision.name}
+        assert all(m.ready and not m.terminating for m in members)
+        assert revision.first
+        assert revision.decode
