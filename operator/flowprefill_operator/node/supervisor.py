@@ -71,6 +71,7 @@ class Supervisor:
         self._service: FlowPrefillService | None = None
         self._loaded = ""
         self._endpoints: object = None
+        self._published: NodeStatus | None = None
         self._status = NodeStatus(
             service=state.name, namespace=state.namespace, pid=os.getpid(), started_at=time.time()
         )
@@ -266,8 +267,8 @@ class Supervisor:
                 "stopping": self._stops > 0,
             }
         )
-        if status != self._status or status.ready != self._status.ready:
-            self._status = status
+        if status != self._published:
+            self._status = self._published = status
             self._state.write_status(status)
             self._on_status(status)
 

@@ -1,0 +1,176 @@
+"""Changing a service that runs: live changes, new revisions, other numbers of pods, refused changes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from support.local_service import LocalService
+
+
+def pids(service: LocalService) -> dict[str, int]:
+    return {pod.name: pod.containers[0].pid for pod in service.status.pods}
+
+
+def up(service: LocalService) -> str:
+    return service.run("up", "-f", str(service.file), "--timeout", "60").stdout
+
+
+class Client:
+    """Asks the service again and again until stopped; `failures` are requests that got no answer."""
+
+    def __init__(self, service: LocalService) -> None:
+        self._service = service
+        self._stop = threading.Event()
+        self.failures: list[str] = []
+        self.seen: set[str] = set()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Client:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        url = self._service.status.url
+        while not self._stop.is_set():
+            try:
+                self.seen.add(self._service.get(url)["pod"])
+            except OSError as error:
+                self.failures.append(str(error))
+
+
+def test_a_live_change_reaches_running_pods(service: LocalService) -> None:
+    service.write()
+    service.up()
+    before = pids(service)
+    service.write(scheduling={"policy": "edf"})
+    assert "generation 2" in up(service)
+    assert pids(service) == before
+    live = service.get()["live"]
+    assert (live["policy"], live["generation"]) == ("edf", 2)
+
+
+def test_the_same_file_again_changes_nothing(service: LocalService) -> None:
+    service.write()
+    service.up()
+    before = pids(service)
+    assert "runs like that already" in up(service)
+    assert pids(service) == before
+    assert service.status.generation == 1
+
+
+def test_a_new_revision_takes_over_without_a_lost_request(service: LocalService) -> None:
+    service.write(termination={"preStopSeconds": 1, "lameDuckSeconds": 0, "drainSeconds": 0})
+    service.up()
+    old = service.status.revision
+    with Client(service) as client:
+        service.write(
+            termination={"preStopSeconds": 1, "lameDuckSeconds": 0, "drainSeconds": 0},
+            kvTransfer={"leaseSeconds": 31},
+        )
+        up(service)
+    assert client.failures == []
+    assert client.seen == {"demo-proxy-0", "demo-proxy-1"}
+    assert service.status.revision != old
+    assert {pod.revision for pod in service.status.pods} == {service.status.revision}
+    assert service.get()["config"]["kvTransfer"]["leaseSeconds"] == 31
+    left = {path.name for path in service.state.config.iterdir()}
+    assert left == {f"demo-{service.status.revision}", "demo-live"}
+
+
+def test_a_revision_that_never_gets_ready_leaves_the_old_one_serving(service: LocalService) -> None:
+    service.write()
+    service.up()
+    before = pids(service)
+    service.switch("decode.crash")  # running pods do not look at it
+    service.write(kvTransfer={"leaseSeconds": 31})
+    done = service.run("up", "-f", str(service.file), "--timeout", "4", check=False)
+    assert done.returncode == 1
+    assert "not in full use" in done.stderr
+    assert before.items() <= pids(service).items()
+    assert service.get()["role"] == "proxy"
+    service.write()  # back to the last good one
+    up(service)
+    assert pids(service) == before
+
+
+def test_with_recreate_the_old_workers_are_gone_before_new_ones_start(service: LocalService) -> None:
+    service.write(rollout={"strategy": "Recreate"})
+    service.up()
+    old = set(pids(service))
+    service.switch("prefill.unready")
+    service.write(rollout={"strategy": "Recreate"}, kvTransfer={"leaseSeconds": 31})
+    service.run("up", "-f", str(service.file), "--timeout", "0", check=False)
+    status = service.until(
+        lambda s: any(p.role == "prefill" and p.name not in old for p in s.pods), "a new prefill pod"
+    )
+    workers = [pod for pod in status.pods if pod.role != "proxy"]
+    assert all(pod.name not in old for pod in workers)
+    assert service.get()["role"] == "proxy", "the proxy has no gap"
+
+
+def test_another_number_of_pods_restarts_none(service: LocalService) -> None:
+    service.write()
+    service.up()
+    before = pids(service)
+    service.write(decode={"replicas": 3})
+    up(service)
+    assert before.items() <= pids(service).items()
+    assert len(service.pods("decode")) == 3
+    service.write()
+    up(service)
+    assert pids(service) == before
+
+
+def test_two_proxies_take_turns(service: LocalService) -> None:
+    service.write(proxy={"replicas": 2})
+    service.up()
+    assert {service.get()["pod"] for _ in range(4)} == {"demo-proxy-0", "demo-proxy-1"}
+
+
+def test_a_file_that_is_no_service_is_refused_with_its_field_and_changes_nothing(
+    service: LocalService,
+) -> None:
+    service.write()
+    service.up()
+    before = pids(service)
+    service.file.write_text(service.file.read_text().replace("ttftMilliseconds: 500", "ttftMilliseconds: -1"))
+    done = service.run("up", "-f", str(service.file), check=False)
+    assert done.returncode == 2
+    assert "spec.sloClasses[0].ttftMilliseconds" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert pids(service) == before
+
+
+def test_a_missing_secret_is_named_and_the_pod_starts_once_it_is_there(
+    service: LocalService, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    service.write(security={"apiKeysSecretRef": {"name": "keys", "key": "k"}})
+    done = service.run(
+        "up",
+        "-f",
+        str(service.file),
+        "-d",
+        "--port",
+        "0",
+        "--timeout",
+        "2",
+        "--files",
+        str(files),
+        check=False,
+    )
+    assert done.returncode == 1
+    service.until(
+        lambda s: any(p.phase == "CannotRun" and "'keys'" in p.message for p in s.pods), "the reason"
+    )
+    (files / "keys").mkdir()
+    (files / "keys" / "k").write_text("secret-key\n")
+    service.until(lambda s: s.ready, "ready")
+    keys = Path(service.get()["config"]["apiKeysFile"])
+    assert keys.read_text() == "secret-key\n"
