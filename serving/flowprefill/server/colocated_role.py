@@ -1,6 +1,6 @@
 """One pod that prefills and decodes: decode steps and prefills share the engine under one scheduler.
 
-The engine's KV blocks are split: the scheduler's pool has the first part, the decoder's the second. A finished prompt's
+The engine's KV blocks are split in halves: the scheduler's pool has the first, the decoder's the second. A finished prompt's
 blocks are copied from one to the other, and the scheduler's copy stays in its prefix cache.
 """
 
@@ -40,9 +40,6 @@ from flowprefill.server.states import prefill_state
 from flowprefill.wire import PodState
 from flowprefill_crd import LiveConfig
 
-PREFILL_SHARE = 0.5
-"""Part of the KV blocks that prompts are computed into; the rest is for answers."""
-
 
 class ColocatedRole:
     """Takes plain OpenAI requests."""
@@ -50,7 +47,7 @@ class ColocatedRole:
     def __init__(self, pod: Pod, predictor: Predictor) -> None:
         self._pod = pod
         spec = pod.engine.spec
-        num_prefill = max(1, int(spec.num_kv_blocks * PREFILL_SHARE))
+        num_prefill = spec.num_kv_blocks // 2
         self._bridge = DecodeBridge(pod.states.changed)
         self._scheduled = ScheduledPrefill(
             pod,

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 
 MIN_DEFAULT_ANSWER = 256
+"""Tokens that an answer without a limit of its own may have at least, in pods with little KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,12 @@ def load(config: PodConfig, role: str) -> Loaded:
 def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer, *, began_s: float) -> Loaded:
     """Put what is loaded together, with a profile where the role prefills."""
     spec = engine.spec
+    # A colocated pod splits its blocks between prompts and answers, and each part must hold a whole request.
+    num_kv_tokens = spec.num_kv_blocks // (2 if role == "colocated" else 1) * spec.block_size
     texts = Texts(
         tokenizer,
-        max_model_len=spec.max_model_len,
-        default_answer_tokens=max(MIN_DEFAULT_ANSWER, spec.num_kv_blocks * spec.block_size // 8),
+        max_model_len=min(spec.max_model_len, num_kv_tokens),
+        default_answer_tokens=max(MIN_DEFAULT_ANSWER, num_kv_tokens // 8),
     )
     profile = None if role == "decode" else _profile(config, engine)
     log.info(
@@ -67,7 +70,7 @@ def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer,
             "engine": spec.engine,
             "device": spec.device,
             "dtype": spec.dtype,
-            "max_model_len": spec.max_model_len,
+            "max_model_len": texts.max_model_len,
             "kv_blocks": spec.num_kv_blocks,
             "block_size": spec.block_size,
             "seconds": round(time.monotonic() - began_s, 2),

@@ -58,7 +58,7 @@ class Pod:
 
     def model_routes(self) -> list[BaseRoute]:
         """`GET /v1/models` and `GET /v1/models/{name}`."""
-        served, length = self.config.model.served_name, self.engine.spec.max_model_len
+        served, length = self.config.model.served_name, self.texts.max_model_len
 
         async def models(request: Request) -> Response:
             return JSONResponse(models_list([served], created=self.created, max_model_len=length))

@@ -52,6 +52,11 @@ class Texts:
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together that this pod can take."""
+        return self._max_model_len
+
     async def prompts(self, request: GenerationRequest) -> list[list[int]]:
         """Token ids of every prompt. Raises `InvalidRequest`; lengths are checked by `room`."""
         if isinstance(request, ChatCompletionRequest):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from support.pods import MODEL, WordTokenizer, prefill_leg, running_pod, simulated_engine
+from support.pods import WordTokenizer, prefill_leg, running_pod, simulated_engine
 
 PROMPT = "The quick brown fox jumps over the lazy dog, twice."
 
