@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from flowprefill.request import Request
 from flowprefill.scheduling.actions import (
@@ -38,6 +39,8 @@ from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.scheduler import Scheduler
 from flowprefill.scheduling.settings import SchedulerSettings
+
+A = TypeVar("A", bound=Action)
 
 LINEAR = (0.0, 0.001, 0.0, 0.0)
 """Coefficients under which a prompt of n tokens takes n milliseconds."""
@@ -85,6 +88,49 @@ class _Running:
     version: int = 0  # makes planned completions of an earlier turn void
 
 
+class _Memory:
+    """What is in each block: which chain of tokens, and how many of its tokens are computed.
+
+    A task's blocks hold garbage from its submission to its completion, so that whoever reads too early is caught.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._content: dict[int, tuple[object, int]] = {}
+        self.requests: dict[str, Request] = {}
+
+    def check(self, task: Task) -> None:
+        """All KV before each item's start must be in place."""
+        for item in task.items:
+            if task.kind == "decode":
+                continue
+            request = self.requests[item.request_id]
+            assert len(item.block_ids) * self._block_size >= item.start + item.num_tokens
+            assert item.num_tokens > 0
+            assert item.completes == (item.start + item.num_tokens == request.num_prompt_tokens)
+            for index in range(-(-item.start // self._block_size)):
+                expected = min(item.start - index * self._block_size, self._block_size)
+                content, computed = self._content.get(item.block_ids[index], (None, 0))
+                assert content == self._chain(request, index), (
+                    f"{request.request_id} reads what is not its own"
+                )
+                assert computed >= expected, f"{request.request_id} reads what nobody has computed"
+
+    def write(self, task: Task, *, done: bool) -> None:
+        for item in task.items:
+            end = item.start + (item.num_tokens if done else 0)
+            for index, block in enumerate(item.block_ids):
+                first = index * self._block_size
+                if first + self._block_size > item.start and first < item.start + item.num_tokens:
+                    computed = min(max(end - first, 0), self._block_size)
+                    self._content[block] = (self._chain(self.requests[item.request_id], index), computed)
+
+    def _chain(self, request: Request, index: int) -> object:
+        if index < len(request.prefix_hashes):
+            return request.prefix_hashes[index]
+        return (request.request_id, index)
+
+
 @dataclass
 class Entry:
     """One step of a run: what the scheduler was told and what it wanted."""
@@ -118,7 +164,10 @@ class VirtualEngine:
     _tasks: dict[int, _Running] = field(default_factory=dict)
     _baton: _Running | None = None
     _tick_s: float | None = None
-    _runs_done: dict[str, int] = field(default_factory=dict)
+    _memory: _Memory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._memory = _Memory(self.scheduler.kv.block_size)
 
     # -- scenario
 
@@ -165,7 +214,7 @@ class VirtualEngine:
             if isinstance(action, Submit)
         ]
 
-    def actions(self, kind: type) -> list[Action]:
+    def actions(self, kind: type[A]) -> list[A]:
         return [action for entry in self.log for action in entry.actions if isinstance(action, kind)]
 
     # -- engine
@@ -188,6 +237,8 @@ class VirtualEngine:
                 },
                 progress=self._progress(self._baton),
             )
+        if isinstance(event, Arrival):
+            self._memory.requests.update({item.request_id: item for item in event.requests})
         actions = self.scheduler.handle(event, self.now_s)
         self._tick_s = self.scheduler.next_tick_s
         assert self._tick_s is None or self._tick_s > self.now_s, "a tick must lie in the future"
@@ -211,6 +262,8 @@ class VirtualEngine:
                 assert self._baton is None, "submitted while another task has the baton"
                 assert task.task_id not in self._tasks
                 running = self._tasks[task.task_id] = _Running(task, self.duration(task))
+                self._memory.check(task)
+                self._memory.write(task, done=False)
                 self._give_baton(running)
             case Resume(task_id=task_id):
                 assert self._baton is None, "resumed while another task has the baton"
@@ -268,10 +321,7 @@ class VirtualEngine:
         if error is not None:
             self._post(Failed(task_id=running.task.task_id, error=error, executed_s=running.executed_s))
             return
-        for item in running.task.items:
-            done = self._runs_done.get(item.request_id, 0)
-            assert item.start >= done or item.start == 0, f"{item.request_id} computes tokens twice"
-            self._runs_done[item.request_id] = item.start + item.num_tokens
+        self._memory.write(running.task, done=True)
         self._post(Completed(task_id=running.task.task_id, executed_s=running.executed_s))
 
     def _park(self, running: _Running, ticket: int, version: int) -> None:
