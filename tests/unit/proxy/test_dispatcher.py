@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.virtual_time import LoopClock, run
 
 from flowprefill.errors import QueueFull, Shed, Unavailable
 from flowprefill.proxy.dispatcher import Dispatcher, Placement
@@ -19,6 +18,7 @@ from flowprefill.proxy.slo import SloClass, SloClasses
 from flowprefill.request import Request
 from flowprefill.scheduling.settings import Ageing
 from flowprefill.wire import Endpoint, PodState, TaskState
+from support.virtual_time import LoopClock, run
 
 CLASSES = SloClasses(
     classes={"c": SloClass(name="c", ttft_s=1.0, min_ttft_s=0.1, max_ttft_s=10.0)},
