@@ -22,11 +22,13 @@ def _default_images() -> dict[str, str]:
 class LocalPlaces:
     """Paths of this machine that planned pods refer to when they run as processes.
 
-    `endpoints` is the folder with the file that proxies discover pods from, `cache` stands in for a model cache (as
+    `endpoints` is the folder with the file that proxies discover pods from, `claims` has a folder for each
+    PersistentVolumeClaim, `cache` stands in for a model cache (as
     `XDG_CACHE_HOME`), `files` holds a folder for each Secret and ConfigMap that the service names but does not own.
     """
 
     endpoints: Path
+    claims: Path
     cache: Path
     files: Path | None = None
 

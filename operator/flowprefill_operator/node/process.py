@@ -32,8 +32,10 @@ class Exit:
 class Process:
     """A running command; made by `start`. All methods run on the event loop that started it."""
 
-    def __init__(self, shim: asyncio.subprocess.Process, log: Callable[[bytes], None]) -> None:
+    def __init__(self, shim: asyncio.subprocess.Process, pid: int, log: Callable[[bytes], None]) -> None:
         self._shim = shim
+        self.pid = pid
+        """Process id of the command, the leader of its group."""
         self._output = asyncio.create_task(self._copy_output(log))
         self._exit = asyncio.create_task(self._wait())
 
@@ -67,12 +69,9 @@ class Process:
             pass_fds=tuple(keep_open),
             start_new_session=True,
         )
-        return cls(shim, log)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the shim, the parent of the command."""
-        return self._shim.pid
+        assert shim.stdout is not None
+        first = (await shim.stdout.readline()).strip()
+        return cls(shim, int(first) if first.isdigit() else shim.pid, log)
 
     @property
     def ended(self) -> bool:

@@ -36,47 +36,50 @@ POLL_S = 0.1
 
 def local_settings(state: StateDir, options: Options) -> PlanSettings:
     """Settings that plan a service for this machine."""
-    places = LocalPlaces(endpoints=state.endpoints.parent, cache=default_cache(), files=options.files)
+    places = LocalPlaces(
+        endpoints=state.endpoints.parent, claims=default_claims(), cache=default_cache(), files=options.files
+    )
     return PlanSettings(network_policy=False, local=places)
 
 
 def supervise(state: StateDir, *, on_status: Callable[[NodeStatus], None] = lambda _: None) -> None:
-    """Run the service in `state` until a signal stops it. Nothing of it is left when this returns or raises.
+    """Run the service in `state` until a signal stops it. No pod is left when this returns or raises.
+
+    The supervisor's lock is held until this process ends, so that whoever waits for it waits for all of it.
 
     Reads `service.yaml` and `options.json`. Raises CannotStart when it runs already, or cannot on this machine, and
     InvalidDocument when the service is not valid.
     """
     options = state.read_options()
     settings = local_settings(state, options)
-    with state.lock("supervisor", wait_s=1.0) as mine:
-        if mine is None:
-            raise CannotStart(f"service {state.name!r} runs already")
-        with state.lock("processes", wait_s=LEFTOVERS_S) as processes:
-            if processes is None:
-                raise CannotStart(
-                    f"processes of an earlier run of {state.name!r} have not ended; see {state.logs}"
-                )
-            machine = Machine(
-                pods=state.pods,
-                logs=state.logs,
-                config=state.config,
-                claims=default_claims(),
-                files=options.files,
-                environment=environment(),
-                keep_open=(processes,),
+    if not state.hold("supervisor", wait_s=1.0):
+        raise CannotStart(f"service {state.name!r} runs already")
+    with state.lock("processes", wait_s=LEFTOVERS_S) as processes:
+        if processes is None:
+            raise CannotStart(
+                f"processes of an earlier run of {state.name!r} have not ended; see {state.logs}"
             )
+        machine = Machine(
+            pods=state.pods,
+            logs=state.logs,
+            config=state.config,
+            claims=default_claims(),
+            files=options.files,
+            environment=environment(),
+            keep_open=(processes,),
+        )
 
-            async def run() -> None:
-                supervisor = Supervisor(
-                    state,
-                    plan=lambda service: plan(service, settings),
-                    machine=machine,
-                    options=options,
-                    on_status=on_status,
-                )
-                await supervisor.run()
+        async def run() -> None:
+            supervisor = Supervisor(
+                state,
+                plan=lambda service: plan(service, settings),
+                machine=machine,
+                options=options,
+                on_status=on_status,
+            )
+            await supervisor.run()
 
-            asyncio.run(run())
+        asyncio.run(run())
 
 
 def environment() -> dict[str, str]:

@@ -5,7 +5,7 @@ input is a pipe from the supervisor: the byte T asks for SIGTERM to the command,
 the end of the pipe means that the supervisor is gone, even by SIGKILL, and the command is stopped: SIGTERM,
 `GRACE_S` seconds, SIGKILL. On Linux the command also dies with this shim (PR_SET_PDEATHSIG).
 
-When the command ends, whatever it left in its group is killed, and the shim ends the same way: with the command's
+The first line of output is the command's process id. When the command ends, whatever it left in its group is killed, and the shim ends the same way: with the command's
 exit code, or 128 + signal. 127 says that the command could not be started.
 """
 
@@ -27,12 +27,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _exec(argv: list[str], shim_pid: int) -> None:
-    """In the child: become the command. Returns only by ending the process."""
+def _exec(argv: list[str], go: int) -> None:
+    """In the child: become the command once the shim says go. Returns only by ending the process."""
     try:
         os.setsid()
         _die_with_parent()
-        if os.getppid() != shim_pid:  # the shim died before the kernel was told
+        if os.read(go, 1) != b"g":  # the shim died before the kernel was told
             os._exit(127)
         with open(os.devnull, "rb") as null:
             os.dup2(null.fileno(), 0)
@@ -89,12 +89,16 @@ def main() -> None:
     # A terminal's Ctrl-C and a broken log pipe concern the supervisor; it then tells this shim.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    shim_pid = os.getpid()
+    go, say_go = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(say_go)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        _exec(argv, shim_pid)
+        _exec(argv, go)
+    os.write(1, f"{pid}\n".encode())
+    os.write(say_go, b"g")
+    os.close(go)
     status = _serve(pid, grace_s)
     _signal_group(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(status)

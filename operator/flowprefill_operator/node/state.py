@@ -162,17 +162,28 @@ class StateDir:
         """Whether no process of the service is left, with or without a supervisor."""
         return _free(self.path / "processes.lock")
 
+    def hold(self, name: str, *, wait_s: float) -> bool:
+        """Hold `NAME.lock` until this process ends; False when another process still holds it after `wait_s`."""
+        descriptor = self._open_lock(name)
+        if _acquire(descriptor, wait_s):
+            return True
+        os.close(descriptor)
+        return False
+
     @contextlib.contextmanager
     def lock(self, name: str, *, wait_s: float) -> Iterator[int | None]:
         """Hold `NAME.lock`; gives its descriptor, or None when another process still holds it after `wait_s`.
 
         The lock ends when this and every copy of the descriptor that a child inherited are closed.
         """
-        descriptor = os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = self._open_lock(name)
         try:
             yield descriptor if _acquire(descriptor, wait_s) else None
         finally:
             os.close(descriptor)
+
+    def _open_lock(self, name: str) -> int:
+        return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def read_status(self) -> NodeStatus | None:
         """The last status written; None when there is none. It is current only while `is_running`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowprefill_crd import live_config, pod_config
+from flowprefill_crd import PodConfig, live_config, pod_config
 from flowprefill_crd.podconfig import API_KEYS_FILE, PROFILE_FILE
 from flowprefill_operator import labels
 from flowprefill_operator.resources.base import Context, Object
@@ -12,12 +12,7 @@ from flowprefill_operator.resources.base import Context, Object
 
 def revision_config(context: Context) -> Object:
     """`<name>-<rev>`: what pods of the revision read at their start. Immutable."""
-    config = pod_config(
-        context.service,
-        context.revision,
-        api_keys_file=_api_keys_file(context),
-        profile_file=_profile_file(context),
-    )
+    config = _here(context, _config(context))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -25,6 +20,24 @@ def revision_config(context: Context) -> Object:
         "immutable": True,
         "data": {labels.CONFIG_KEY: config.to_json()},
     }
+
+
+def _config(context: Context) -> PodConfig:
+    return pod_config(
+        context.service,
+        context.revision,
+        api_keys_file=_api_keys_file(context),
+        profile_file=_profile_file(context),
+    )
+
+
+def _here(context: Context, config: PodConfig) -> PodConfig:
+    """A claim's model, where the pods are processes of this machine, is a model in the folder of the claim."""
+    local, model = context.settings.local, context.service.spec.model
+    if local is None or model.scheme != "pvc":
+        return config
+    uri = f"file://{local.claims / model.location}"
+    return config.model_copy(update={"model": config.model.model_copy(update={"uri": uri})})
 
 
 def live_document(context: Context) -> Object:

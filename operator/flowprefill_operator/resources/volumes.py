@@ -15,6 +15,8 @@ ENDPOINTS_DIR = "/etc/flowprefill/endpoints"
 CACHE_DIR = "/var/cache/flowprefill"
 CLAIM_DIR = "/var/lib/flowprefill/claims"
 """Claims that a `pvc://CLAIM/PATH` model names are mounted read-only at `CLAIM_DIR/CLAIM`."""
+CHECKS_KEYS = frozenset({"proxy", "colocated"})
+"""The roles that check clients' API keys."""
 SHARED_MEMORY_PER_RANK_MIB = 512
 SCRATCH_SIZE = "1Gi"
 
@@ -44,11 +46,11 @@ def volumes(context: Context, role: Role) -> list[object]:
         {"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH_SIZE}},
     ]
     spec = context.service.spec
+    keys = spec.security.api_keys_secret_ref
+    if keys is not None and role in CHECKS_KEYS:
+        item = {"key": keys.key, "path": PurePosixPath(API_KEYS_FILE).name}
+        found.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": [item]}})
     if role == "proxy":
-        keys = spec.security.api_keys_secret_ref
-        if keys is not None:
-            item = {"key": keys.key, "path": PurePosixPath(API_KEYS_FILE).name}
-            found.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": [item]}})
         if context.settings.local is not None:
             found.append({"name": "endpoints", "hostPath": {"path": str(context.settings.local.endpoints)}})
         return found
@@ -74,9 +76,9 @@ def mounts(context: Context, role: Role) -> list[object]:
         _mount("live", LIVE_DIR, read_only=True),
         _mount("tmp", "/tmp"),
     ]
+    if spec.security.api_keys_secret_ref is not None and role in CHECKS_KEYS:
+        found.append(_mount("api-keys", str(PurePosixPath(API_KEYS_FILE).parent), read_only=True))
     if role == "proxy":
-        if spec.security.api_keys_secret_ref is not None:
-            found.append(_mount("api-keys", str(PurePosixPath(API_KEYS_FILE).parent), read_only=True))
         if context.settings.local is not None:
             found.append(_mount("endpoints", ENDPOINTS_DIR, read_only=True))
         return found

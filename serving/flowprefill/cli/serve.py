@@ -8,17 +8,13 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli.problems import BAD_INPUT, fail, guarded
+from flowprefill.cli.problems import guarded
 
 
 class ServeRole(StrEnum):
     prefill = "prefill"
     decode = "decode"
     colocated = "colocated"
-
-
-class Discovery(StrEnum):
-    kubernetes = "kubernetes"
 
 
 Config = Annotated[
@@ -54,7 +50,7 @@ def serve(
     with guarded():
         from flowprefill.server.main import run
 
-        run(
+        code = run(
             role=role.value,
             config_path=config,
             live_path=live,
@@ -63,17 +59,15 @@ def serve(
             admin_port=admin_port,
             kv_port=kv_port,
         )
+    raise typer.Exit(code)
 
 
 def proxy(
     config: Config,
     live: Live,
     endpoints: Annotated[
-        Path | None, typer.Option(help="File that lists the pods, as `flowprefill up` writes it. Watched.")
-    ] = None,
-    discover: Annotated[
-        Discovery | None, typer.Option(help="Find pods through the Kubernetes API instead of a file.")
-    ] = None,
+        Path, typer.Option(help="File that lists the pods, as `flowprefill up` writes it. Watched.")
+    ],
     host: Host = "127.0.0.1",
     port: Port = 8000,
     admin_port: AdminPort = 9000,
@@ -82,12 +76,10 @@ def proxy(
 
     Example: flowprefill proxy --config config.json --live live/ --endpoints endpoints.json
     """
-    if (endpoints is None) == (discover is None):
-        fail("say where the pods are found: either --endpoints FILE or --discover kubernetes", code=BAD_INPUT)
     with guarded():
         from flowprefill.proxy.main import run
 
-        run(
+        code = run(
             config_path=config,
             live_path=live,
             endpoints_path=endpoints,
@@ -95,3 +87,4 @@ def proxy(
             port=port,
             admin_port=admin_port,
         )
+    raise typer.Exit(code)

@@ -27,10 +27,9 @@ def log(service: LocalService, role: str) -> str:
 
 
 def command_of(service: LocalService, role: str) -> psutil.Process:
-    """The process of the role's only pod (below its shim)."""
+    """The process of the role's only pod."""
     (pod,) = service.pods(role)
-    (child,) = psutil.Process(pod.containers[0].pid).children()
-    return child
+    return psutil.Process(pod.containers[0].pid)
 
 
 def test_up_serves_on_its_port_and_down_leaves_nothing(service: LocalService) -> None:
@@ -95,7 +94,7 @@ def test_a_pod_whose_shim_is_killed_dies_with_it_and_is_started_again(service: L
     service.write()
     service.up()
     command = command_of(service, "prefill")
-    psutil.Process(service.pods("prefill")[0].containers[0].pid).kill()
+    command.parent().kill()
     if psutil.LINUX:
         command.wait(TIMEOUT_S)
     service.until(lambda s: s.ready and any(p.restarts == 1 for p in s.pods), "the pod is back")

@@ -399,7 +399,10 @@ def test_images_and_pull_secrets_are_the_ones_asked_for() -> None:
 
 def test_on_this_machine_proxies_find_pods_in_a_file_and_keys_where_they_lie() -> None:
     places = LocalPlaces(
-        endpoints=Path("/state/endpoints"), cache=Path("/home/u/.cache"), files=Path("/home/u/files")
+        endpoints=Path("/state/endpoints"),
+        claims=Path("/claims"),
+        cache=Path("/home/u/.cache"),
+        files=Path("/home/u/files"),
     )
     body = document(
         merged(document()["spec"], {"security": {"apiKeysSecretRef": {"name": "keys", "key": "k"}}})
