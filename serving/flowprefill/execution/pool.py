@@ -156,7 +156,7 @@ class ExecutionPool:
             if not worker.join(JOIN_TIMEOUT_S):
                 log.error(
                     "a task's thread did not reach a preemption point in time",
-                    extra={"thread": worker.name, "waited_s": JOIN_TIMEOUT_S},
+                    extra={"task_thread": worker.name, "waited_s": JOIN_TIMEOUT_S},
                 )
 
     # What the tasks' threads call.

@@ -8,6 +8,9 @@ Threads started by `start_thread` are the clock's *members*. Exactly one member 
    began to wait first;
 3. when there is no time-out either, everything rests until a thread outside sets a signal.
 
+Waiting for a signal until a moment that has passed lets everybody who is ready go first; sleeping until then returns at
+once.
+
 So a run of the real threads, with their real hand-overs, is a function of its inputs and takes no time. Other threads
 may read the clock, set signals, start members and join them, but not wait on it. A member that is started from outside
 begins at once; to begin several at one instant, start them from a member.
@@ -112,7 +115,7 @@ class VirtualClock:
     def _wait(self, signal: _VirtualSignal, until_s: float | None) -> bool:
         member = self._member()
         with self._lock:
-            if not signal.is_set and (until_s is None or until_s > self._now_s):
+            if not signal.is_set:
                 assert signal.waiter is None, "a signal has one waiter"
                 signal.waiter = member
                 member.waits_for = signal

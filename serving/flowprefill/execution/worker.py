@@ -10,6 +10,7 @@ from typing import cast
 from flowprefill.clock import Timekeeper
 from flowprefill.engines.protocol import DecodeSequence, Engine, Plan, PrefillItem, TaskUnwound
 from flowprefill.errors import EngineFailed
+from flowprefill.execution.collective import RanPastStop
 from flowprefill.execution.run import Run
 
 log = logging.getLogger(__name__)
@@ -67,13 +68,13 @@ class Worker:
                 try:
                     stack.enter_context(self._engine.thread_context())
                 except Exception as error:  # nothing can run in this thread: its first task fails
-                    log.exception("a task thread could not be set up", extra={"thread": self.name})
+                    log.exception("a task thread could not be set up", extra={"task_thread": self.name})
                     self._fail_next(error)
                     return
                 while (run := self._wait()) is not None and self._execute(run):
                     del run
         except BaseException as error:  # top of the thread: a bug of ours, which must not pass in silence
-            log.exception("a task thread broke", extra={"thread": self.name})
+            log.exception("a task thread broke", extra={"task_thread": self.name})
             self._broken(error)
         finally:
             self._gone(self)
@@ -102,6 +103,8 @@ class Worker:
         except TaskUnwound:
             if not run.gate.cancelled:
                 error_text = "the engine unwound a task that nobody cancelled"
+        except RanPastStop:
+            raise  # the ranks of a split model cannot meet again: fatal
         except BaseException as error:  # top of a task: whatever the model raises fails this task alone
             log.exception("the engine failed", extra={"task_id": run.task.task_id})
             error_text = _failure(run, error)
