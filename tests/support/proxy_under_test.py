@@ -108,6 +108,12 @@ class Running:
                 samples[f"{sample.name}{{{shown}}}"] = sample.value
         return samples
 
+    async def until_sample(self, name: str, value: float) -> None:
+        """Wait until a sample is at least `value`."""
+        async with asyncio.timeout(20):
+            while (await self.metrics()).get(name, 0.0) < value:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def attainment(self) -> dict[str, Any]:
         return (await self.http.get(self.admin_url + "/v1/attainment")).json()
 

@@ -43,8 +43,8 @@ from flowprefill.request import Request
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 60.0
-INLINE_BYTES = 1 << 16
-"""Bodies up to this size are parsed and counted on the event loop, longer ones in a thread."""
+INLINE_BYTES = 1 << 13
+"""Bodies up to this size are parsed and tokenized on the event loop, longer ones in a thread."""
 
 HEADER_DEBUG = "x-flowprefill-debug"
 

@@ -42,6 +42,10 @@ class Estimator:
         self._salt = tuple(salt)
         self._factor = 1.0
 
+    def use(self, tokenize: Tokenize) -> None:
+        """Count with a tokenizer from now on."""
+        self._tokenize = tokenize
+
     def estimate(self, request: GenerationRequest, prompt: Prompt | None) -> Estimate:
         """The length of one prompt (None: a chat's messages). Takes milliseconds for a long one: any thread."""
         if isinstance(prompt, list):

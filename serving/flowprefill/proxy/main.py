@@ -32,6 +32,7 @@ from flowprefill.proxy.lifecycle import Lifecycle
 from flowprefill.proxy.pods import PodTable
 from flowprefill.proxy.record import Ledger
 from flowprefill.proxy.settings import LiveSettings, ProxySettings
+from flowprefill.proxy.tokenizing import equip
 from flowprefill.proxy.upstream import KVReleases, new_client
 
 log = logging.getLogger(__name__)
@@ -79,13 +80,13 @@ class Proxy:
             metrics=self.metrics.router,
             colocated=settings.colocated,
         )
-        estimator = Estimator(block_size=settings.block_size)
+        self.estimator = Estimator(block_size=settings.block_size)
         self.completions, self.chat = (
             Answerer(
                 api=api,
                 settings=settings,
                 services=services,
-                estimator=estimator,
+                estimator=self.estimator,
                 ledger=self.ledger,
                 live=live,
             )
@@ -125,6 +126,9 @@ class Proxy:
         tasks = [
             asyncio.create_task(self._follow_discovery(discovery), name="discovery"),
             asyncio.create_task(self._follow_live(live_path, live_text), name="live document"),
+            asyncio.create_task(
+                equip(self.estimator, self.settings.model_uri, self.settings.model_revision), name="tokenizer"
+            ),
         ]
         serving = [
             asyncio.create_task(server.serve(sockets=[sock]))

@@ -21,6 +21,8 @@ class ProxySettings:
     namespace: str
     revision: str
     served_name: str
+    model_uri: str = ""
+    model_revision: str | None = None
     colocated: bool = False
     max_model_len: int | None = None
     block_size: int = 16
@@ -59,6 +61,8 @@ def proxy_settings(config: PodConfig) -> ProxySettings:
         namespace=config.namespace,
         revision=config.revision,
         served_name=config.model.served_name,
+        model_uri=config.model.uri,
+        model_revision=config.model.revision,
         colocated=config.mode == "Colocated",
         max_model_len=config.model.max_model_len,
         block_size=config.engine.block_size,
