@@ -1,0 +1,197 @@
+"""A pod as a process: ready when it can serve, gone when its work is done, exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.pods import MODEL, live_config, pod_config, until_async
+
+START = (
+    "import sys; from pathlib import Path; from flowprefill.server.main import run; "
+    "role, config, live, *ports = sys.argv[1:]; "
+    "sys.exit(run(role, Path(config), Path(live), '127.0.0.1', *map(int, ports)))"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class PodProcess:
+    process: asyncio.subprocess.Process
+    api: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    live: Path
+    log: Path
+
+    async def is_ready(self) -> bool:
+        try:
+            return (await self.admin.get("/ready")).status_code == 200
+        except httpx.TransportError:
+            assert self.process.returncode is None, self.log.read_text()
+            return False
+
+    async def metric(self, line_start: str) -> str | None:
+        text = (await self.admin.get("/metrics")).text
+        return next((line for line in text.splitlines() if line.startswith(line_start)), None)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@asynccontextmanager
+async def pod_process(tmp_path: Path, role: str, **config: Any) -> AsyncIterator[PodProcess]:
+    config_path, live, log = tmp_path / "config.json", tmp_path / "live", tmp_path / "log"
+    config_path.write_text(pod_config(**config).to_json())
+    live.mkdir()
+    (live / "live.json").write_text(live_config().to_json())
+    api, admin, kv = free_ports(3)
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", START, role, str(config_path), str(live), str(api), str(admin), str(kv)),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{api}", timeout=60) as api_client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{admin}", timeout=60) as admin_client,
+        ):
+            pod = PodProcess(process=process, api=api_client, admin=admin_client, live=live, log=log)
+            await until_async(pod.is_ready, what="ready")
+            yield pod
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+SLOW = {"type": "simulated", "args": ["--cost", "tiny", "--scale", "20"]}  # about 40 ms a decode step
+STOPS = {"preStopSeconds": 0, "lameDuckSeconds": 1, "drainSeconds": 60}
+
+
+async def test_a_running_stream_ends_well_after_sigterm_and_the_exit_code_is_0(tmp_path: Path) -> None:
+    async with pod_process(tmp_path, "colocated", engine=SLOW, termination=STOPS, mode="Colocated") as pod:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        async with pod.api.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            first = await anext(lines)
+            pod.process.send_signal(signal.SIGTERM)
+
+            async def is_lame() -> bool:
+                return not await pod.is_ready()
+
+            await until_async(is_lame, what="not ready")
+            # A lame duck still serves, on connections that it asks to close.
+            async with httpx.AsyncClient(base_url=pod.api.base_url) as late:
+                served = await late.post("/v1/completions", json=body | {"max_tokens": 1, "stream": False})
+                assert served.status_code == 200
+                assert served.headers["connection"] == "close"
+            rest = [line async for line in lines if line]
+        events = [json.loads(line[6:]) for line in [first, *rest[:-1]]]
+        assert rest[-1] == "data: [DONE]"
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert await asyncio.wait_for(pod.process.wait(), 60) == 0
+        log = [json.loads(line) for line in pod.log.read_text().splitlines()]
+        phases = [entry["phase"] for entry in log if entry["message"] == "pod phase"]
+        assert phases == ["ready", "lame_duck", "draining", "stopped"]
+
+
+async def test_a_prefill_pod_stays_until_its_kv_is_released(tmp_path: Path) -> None:
+    stops = STOPS | {"lameDuckSeconds": 0}
+    async with pod_process(tmp_path, "prefill", termination=stops) as pod:
+        leg = {
+            "model": MODEL,
+            "prompt": "hello",
+            "max_tokens": 1,
+            "kv_transfer_params": {"do_remote_decode": True},
+        }
+        params = (await pod.api.post("/v1/completions", json=leg)).json()["kv_transfer_params"]
+        pod.process.send_signal(signal.SIGTERM)
+
+        async def is_draining() -> bool:
+            return bool((await pod.admin.get("/ready")).json()["phase"] == "draining")
+
+        await until_async(is_draining, what="draining")
+        assert pod.process.returncode is None
+        reader, writer = await asyncio.open_connection(params["remote_host"], params["remote_port"])
+        body = json.dumps({"type": "ack", "request_id": params["remote_request_id"]}).encode()
+        writer.write(b"FPKV\x01" + len(body).to_bytes(4, "big") + body)
+        assert b'"known":true' in await reader.read(100)
+        writer.close()
+        assert await asyncio.wait_for(pod.process.wait(), 60) == 0
+
+
+async def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    stops = {"preStopSeconds": 0, "lameDuckSeconds": 600, "drainSeconds": 600}
+    async with pod_process(tmp_path, "colocated", engine=SLOW, termination=stops, mode="Colocated") as pod:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+        async with pod.api.stream("POST", "/v1/completions", json=body) as answer:
+            await anext(answer.aiter_lines())
+            pod.process.send_signal(signal.SIGTERM)
+
+            async def is_lame() -> bool:
+                return not await pod.is_ready()
+
+            await until_async(is_lame, what="not ready")
+            pod.process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(pod.process.wait(), 60) == 0
+
+
+async def test_a_changed_live_document_is_followed_and_a_bad_one_is_not(tmp_path: Path) -> None:
+    async with pod_process(tmp_path, "prefill") as pod:
+
+        async def generation() -> int:
+            async with pod.admin.stream("GET", "/v1/state") as lines:
+                return int(json.loads(await anext(lines.aiter_lines()))["generation"])
+
+        async def is_2() -> bool:
+            return await generation() == 2
+
+        assert await generation() == 1
+        (pod.live / "live.json").write_text(live_config(generation=2, policy="fcfs").to_json())
+        await until_async(is_2, what="generation 2")
+        (pod.live / "live.json").write_text("{")
+
+        async def is_counted() -> bool:
+            found = await pod.metric("flowprefill_live_document_errors_total{")
+            return found is not None and found.endswith(" 1.0")
+
+        await until_async(is_counted, what="the bad document is counted")
+        assert await generation() == 2
+        leg = {
+            "model": MODEL,
+            "prompt": "hello",
+            "max_tokens": 1,
+            "kv_transfer_params": {"do_remote_decode": True},
+        }
+        assert (await pod.api.post("/v1/completions", json=leg)).status_code == 200
+
+
+async def test_a_pod_that_cannot_start_says_why_and_exits(tmp_path: Path) -> None:
+    config, live = tmp_path / "config.json", tmp_path / "live.json"
+    config.write_text("{}")
+    live.write_text(live_config().to_json())
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", START, "prefill", str(config), str(live), "0", "0", "0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode != 0
+    assert b"InvalidConfiguration" in stderr
+    assert b"config.json" in stderr
