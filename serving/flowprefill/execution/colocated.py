@@ -1,7 +1,13 @@
 """Decoding in a pod that prefills as well: each step is a task of the scheduler with a deadline.
 
 A step enters the scheduler as a request of kind `decode`, due one TBT target after the oldest of its sequences' last tokens. So
-prefill and decode share the engine under one policy: an urgent step preempts a long prefill, and so the other way round.
+prefill and decode share the engine under one policy: a step that is due preempts a long prefill.
+
+Steps are paced. A step is due much sooner than a long prompt, so steps one right after the other would never let it
+run. While prompts are outstanding the next step therefore enters only when half of its time is gone, or earlier where steps
+take long (1.5 times their recent length before the deadline); the time between is the prompts'. With no prompt there, or
+with a sequence that has no token yet, it enters at once. A step that cannot be in time any more is due one target from now:
+a policy that puts lost deadlines last would else leave it behind every prompt there is.
 
 Wiring (the pool here covers the engine's blocks from `block_offset` on, the scheduler's pool those before):
 
@@ -11,7 +17,7 @@ Wiring (the pool here covers the engine's blocks from `block_offset` on, the sch
     payload(task):           `decoder.payload(task)` when task.kind is "decode"
     driver_listener.on_finish: `if decoder.on_finish(request_id, outcome, reason, result): return`
 
-On `on_admitted` the server copies the prompt's KV (`read_blocks` of the finished prefill, `write_blocks`), releases the
+`connect` starts the pacing thread, `close` ends it. On `on_admitted` the server copies the prompt's KV (`read_blocks` of the finished prefill, `write_blocks`), releases the
 prefill's blocks and calls `filled`.
 """
 
@@ -23,7 +29,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from flowprefill.clock import Clock
+from flowprefill.clock import Timekeeper
 from flowprefill.engines.protocol import DecodeSequence
 from flowprefill.errors import EngineFailed, Unavailable
 from flowprefill.execution.decode import DecodeJob, DecodeListener, DecodeState, EndReason
@@ -38,8 +44,20 @@ STEP_PREFIX = "decode-step/"
 """Request ids of decode steps begin like this; no other request's id may."""
 
 
+PACE_MARGIN = 1.5
+"""A paced step enters at least this many times the recent length of steps before its deadline."""
+
+PACE_SHARE = 0.5
+"""And at least this part of its target before it, which is what a running prompt may take to reach a point."""
+
+_RECENT = 0.2  # weight of the latest step in their recent length
+
+
 class StepSink(Protocol):
     """Where steps go: a `SchedulerDriver`."""
+
+    @property
+    def num_outstanding(self) -> int: ...
 
     def submit(self, requests: Sequence[Request], *, bounded: bool = True) -> None: ...
 
@@ -55,7 +73,7 @@ class ColocatedDecode:
         self,
         kv: KVCachePool,
         listener: DecodeListener,
-        clock: Clock,
+        clock: Timekeeper,
         *,
         max_batch_size: int,
         queue_limit: int,
@@ -72,12 +90,21 @@ class ColocatedDecode:
         self._step_id: str | None = None  # the request id of the part that runs now
         self._parts: deque[tuple[DecodeSequence, ...]] = deque()  # what is left of the present step
         self._results: list[int | StepFailure] = []
+        self._entered_s = 0.0  # when the present part entered the scheduler
+        self._step_s: float | None = None  # how long parts took lately, from entering to outcome
         self._last_token_s: dict[str, float] = {}
+        self._due_s = 0.0  # deadline and tightest target of the step that begins
+        self._tightest_s = 1.0
         self._closed = False
+        self._pace_until_s: float | None = None
+        self._pace_wake = clock.signal()
+        self._pacer: threading.Thread | None = None
 
     def connect(self, driver: StepSink) -> None:
         """Say which driver runs the steps; before the first `submit`."""
+        assert self._driver is None, "a decoder is connected once"
         self._driver = driver
+        self._pacer = self._clock.start_thread(self._pace, name="decode-pacer")
 
     def submit(self, job: DecodeJob) -> None:
         with self._lock:
@@ -106,8 +133,22 @@ class ColocatedDecode:
             return self._batch.state()
 
     def close(self) -> None:
-        """End every job with `cancelled`. A step that still runs is the driver's to end."""
+        """End every job with `cancelled` and join the pacer. A step that still runs is the driver's to end."""
         self._stop("cancelled", "")
+        if self._pacer is not None:
+            self._pacer.join()
+
+    # The pacing thread.
+
+    def _pace(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                until_s = self._pace_until_s
+            if not self._pace_wake.wait(until_s):
+                with self._lock:
+                    self._go_on()
 
     # What the driver's owner passes on, on the scheduler's thread.
 
@@ -118,13 +159,21 @@ class ColocatedDecode:
             return self._parts[0]
 
     def on_finish(self, request_id: str, outcome: Outcome, reason: str, result: Finished | None) -> bool:
-        """Take the outcome of a step. False when the request is not one of this decoder's steps."""
+        """Take the outcome of a request. False when it is not one of this decoder's steps.
+
+        Outcomes of other requests matter too: with the last prompt gone, a paced step enters at once.
+        """
         if not request_id.startswith(STEP_PREFIX):
+            with self._lock:
+                self._go_on()
             return False
         with self._lock:
             if request_id != self._step_id:
                 return True  # a step of before `close`
             self._step_id = None
+            took_s = self._clock.now_s() - self._entered_s
+            before_s = took_s if self._step_s is None else self._step_s
+            self._step_s = before_s + _RECENT * (took_s - before_s)
             match outcome:
                 case "completed":
                     assert isinstance(result, FinishedDecode)
@@ -154,20 +203,36 @@ class ColocatedDecode:
             self._results.append(StepFailure(detail=reason))
 
     def _go_on(self) -> None:
-        """Finish the present step if it is over, start the next one if there is any, tell what happened."""
+        """Finish the present step if it is over, start the next one if it is time, tell what happened."""
         if self._step_id is None and self._results and not self._parts:
             self._end_step()
         self._batch.admit()
-        if self._step_id is None and not self._parts:
-            sequences = self._batch.begin_step()
-            if sequences:
-                now_s = self._clock.now_s()
-                self._parts.append(sequences)
-                ids = [sequence.request_id for sequence in sequences]
-                self._last_token_s = {i: self._last_token_s.get(i, now_s) for i in ids}
+        if self._step_id is None and not self._parts and self._is_time():
+            self._parts.append(self._batch.begin_step())
         if self._step_id is None and self._parts:
             self._submit_part()
         tell(self._listener, self._batch.take_notices())
+
+    def _is_time(self) -> bool:
+        """Whether the next step is to enter now; if it is to wait, the pacer is told until when."""
+        jobs = self._batch.next_members()
+        now_s = self._clock.now_s()
+        joins = any(job.request_id not in self._last_token_s for job in jobs)
+        self._last_token_s = {job.request_id: self._last_token_s.get(job.request_id, now_s) for job in jobs}
+        self._pace_until_s = None
+        if not jobs:
+            return False
+        assert self._driver is not None, "connect comes before the first submit"
+        self._due_s = min(self._last_token_s[job.request_id] + job.tbt_slo_s for job in jobs)
+        self._tightest_s = min(job.tbt_slo_s for job in jobs)
+        if joins or self._step_s is None or self._driver.num_outstanding == 0:
+            return True
+        enter_s = self._due_s - max(PACE_MARGIN * self._step_s, PACE_SHARE * self._tightest_s)
+        if enter_s <= now_s:
+            return True
+        self._pace_until_s = enter_s
+        self._pace_wake.set()
+        return False
 
     def _end_step(self) -> None:
         now_s = self._clock.now_s()
@@ -178,17 +243,15 @@ class ColocatedDecode:
 
     def _submit_part(self) -> None:
         part = self._parts[0]
-        targets_s = [self._batch.job(sequence.request_id).tbt_slo_s for sequence in part]
-        due_s = min(
-            self._last_token_s[sequence.request_id] + target_s
-            for sequence, target_s in zip(part, targets_s, strict=True)
-        )
+        self._entered_s = self._clock.now_s()
+        if self._due_s - self._entered_s < (self._step_s or 0.0):
+            self._due_s = self._entered_s + self._tightest_s
         step = Request(
             request_id=f"{STEP_PREFIX}{next(self._ids)}",
             num_prompt_tokens=len(part),
-            arrival_s=self._clock.now_s(),
-            deadline_s=due_s,
-            ttft_slo_s=min(targets_s),
+            arrival_s=self._entered_s,
+            deadline_s=self._due_s,
+            ttft_slo_s=self._tightest_s,
             slo_class="decode",
             kind="decode",
         )
@@ -205,5 +268,7 @@ class ColocatedDecode:
             self._step_id = None
             self._parts.clear()
             self._results.clear()
+            self._pace_until_s = None
+            self._pace_wake.set()
             self._batch.end_all(reason, detail)
             tell(self._listener, self._batch.take_notices())

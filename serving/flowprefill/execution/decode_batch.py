@@ -8,6 +8,7 @@ the middle of a change.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,10 +126,6 @@ class DecodeBatch:
             self._end(entry, "cancelled" if entry.cancelled else reason, detail)
         self._in_flight = ()
 
-    def job(self, request_id: str) -> DecodeJob:
-        """A present job."""
-        return self._entries[request_id].job
-
     # Steps.
 
     def admit(self) -> None:
@@ -154,6 +151,12 @@ class DecodeBatch:
                 banned_token_ids=tuple(sorted(job.stop_token_ids)) if job.min_tokens > 0 else (),
             )
             self._admitted(request_id, block_ids, allocation.num_cached_tokens)
+
+    def next_members(self) -> list[DecodeJob]:
+        """Jobs that a step begun now would run."""
+        room = self._max_batch_size - len(self._active)
+        members = [*self._active.values(), *itertools.islice(self._ready.values(), max(room, 0))]
+        return [entry.job for entry in members]
 
     def begin_step(self) -> tuple[DecodeSequence, ...]:
         """The sequences of the next step, in a stable order; empty when there are none. One step at a time."""
