@@ -71,7 +71,9 @@ def main() -> int:
     class Admin(Api):
         def do_GET(self) -> None:
             broken = {"/ready": switched("unready"), "/health": switched("unhealthy")}
-            _answer(self, 503 if broken.get(self.path, False) else 200, {})
+            live = json.loads((Path(args.live) / "live.json").read_text())
+            body = {"generation": live["generation"]}
+            _answer(self, 503 if broken.get(self.path, False) else 200, body)
 
     for handler, port in ((Api, args.port), (Admin, args.admin_port)):
         server = ThreadingHTTPServer((args.host, port), handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,8 @@ class ClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """A worker's own words: the live generation in use, waiting requests, KV blocks."""
+    """A worker's own words: waiting requests, KV blocks."""
 
-    generation: int
     waiting: int
     kv_blocks: int
     kv_blocks_free: int
@@ -42,13 +41,14 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything `flowprefill status` shows of a service. `engines` and `last_lines` are by pod name; a pod that does
-    not answer, or has nothing to say, is not in them."""
+    """Everything `flowprefill status` shows of a service. `generations` (of the live document in use), `engines` and
+    `last_lines` are by pod name; a pod that does not answer, or has nothing to say, is not in them."""
 
     running: bool
     status: NodeStatus
     policy: str
     classes: tuple[ClassView, ...]
+    generations: Mapping[str, int]
     engines: Mapping[str, EngineView]
     last_lines: Mapping[str, str]
 
@@ -59,6 +59,7 @@ class View:
             "running": self.running,
             "policy": self.policy,
             "sloClasses": [{key: getattr(c, key) for key in c.__slots__} for c in self.classes],
+            "generations": dict(self.generations),
             "engines": {
                 pod: {key: getattr(e, key) for key in e.__slots__} for pod, e in self.engines.items()
             },
@@ -76,20 +77,26 @@ def look(state: StateDir) -> View:
         status = status.model_copy(update={"pods": (), "ready": False, "stopping": False})
     service = _service(state)
     with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
-        counts = [
-            _json(http, pod, "/v1/attainment") for pod in status.pods if pod.role == "proxy" and pod.ready
-        ]
-        engines = {
-            pod.name: engine
-            for pod in status.pods
-            if pod.role != "proxy" and (engine := _engine(http, pod)) is not None
-        }
+        answers = {pod.name: own_words(http, pod) for pod in status.pods}
+    roles = {pod.name: pod.role for pod in status.pods}
+    counts = [answer["classes"] for answer in answers.values() if "classes" in answer]
     return View(
         running=running,
         status=status,
         policy="" if service is None else service.spec.scheduling.policy,
         classes=() if service is None else _classes(service, counts),
-        engines=engines,
+        generations={
+            name: _count(answer, "generation") for name, answer in answers.items() if "generation" in answer
+        },
+        engines={
+            name: EngineView(
+                waiting=_count(answer, "waiting"),
+                kv_blocks=_count(answer, "kv_blocks"),
+                kv_blocks_free=_count(answer, "kv_blocks_free"),
+            )
+            for name, answer in answers.items()
+            if answer and roles[name] != "proxy"
+        },
         last_lines={
             pod.name: line
             for pod in status.pods
@@ -105,7 +112,7 @@ def _service(state: StateDir) -> FlowPrefillService | None:
         return None
 
 
-def _classes(service: FlowPrefillService, answers: list[Mapping[str, object]]) -> tuple[ClassView, ...]:
+def _classes(service: FlowPrefillService, answers: Sequence[object]) -> tuple[ClassView, ...]:
     found = []
     for slo in service.spec.slo_classes:
         of_class = [counts for answer in answers if isinstance(counts := _entry(answer, slo.name), Mapping)]
@@ -124,37 +131,28 @@ def _classes(service: FlowPrefillService, answers: list[Mapping[str, object]]) -
     return tuple(found)
 
 
-def _engine(http: httpx.Client, pod: PodReport) -> EngineView | None:
-    """The first line of the pod's state stream."""
+def generation_of(http: httpx.Client, pod: PodReport) -> int:
+    """The generation of the live document that a pod follows; -1 when it does not say."""
+    answer = own_words(http, pod)
+    return _count(answer, "generation") if "generation" in answer else -1
+
+
+def own_words(http: httpx.Client, pod: PodReport) -> Mapping[str, object]:
+    """What a pod says of itself on its admin port; empty when it does not answer.
+
+    A proxy's attainment (`generation`, `classes`), or the first line of a worker's state stream (`PodState`).
+    """
     if "admin" not in pod.ports:
-        return None
-    url = f"http://127.0.0.1:{pod.ports['admin']}/v1/state"
+        return {}
+    path = "/v1/attainment" if pod.role == "proxy" else "/v1/state"
     try:
-        with http.stream("GET", url) as response:
+        with http.stream("GET", f"http://127.0.0.1:{pod.ports['admin']}{path}") as response:
             if response.status_code != 200:
-                return None
-            line = next(response.iter_lines(), "")
-        state = json.loads(line)
-    except (httpx.HTTPError, ValueError):
-        return None
-    return EngineView(
-        generation=_count(state, "generation"),
-        waiting=_count(state, "waiting"),
-        kv_blocks=_count(state, "kv_blocks"),
-        kv_blocks_free=_count(state, "kv_blocks_free"),
-    )
-
-
-def _json(http: httpx.Client, pod: PodReport, path: str) -> Mapping[str, object]:
-    try:
-        answer = http.get(f"http://127.0.0.1:{pod.ports.get('admin', 0)}{path}")
-        body = answer.json() if answer.status_code == 200 else {}
+                return {}
+            answer = json.loads(next(response.iter_lines(), ""))
     except (httpx.HTTPError, ValueError):
         return {}
-    if not isinstance(body, Mapping):
-        return {}
-    classes: object = body.get("classes", body)
-    return classes if isinstance(classes, Mapping) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _entry(value: object, *path: str) -> object:

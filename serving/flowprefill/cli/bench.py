@@ -4,63 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flowprefill.cli.problems import guarded
+from flowprefill.cli.target import LocalTarget
 
-if TYPE_CHECKING:
-    from flowprefill_crd import FlowPrefillService
-    from flowprefill_operator.node.state import NodeStatus, PodReport
-
-START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 60.0
 SAMPLE = "quickstart.yaml"
-
-
-class LocalTarget:
-    """A service on the local node, in a state folder of its own, on a free port. Implements `bench.target.Target`."""
-
-    def __init__(self, root: Path, service: FlowPrefillService) -> None:
-        from flowprefill_operator.node.state import Options, StateDir
-
-        meta = service.metadata
-        self._state = StateDir(root, namespace=meta.namespace, name=meta.name).create()
-        self._state.write_options(Options(port=0))
-
-    def apply(self, service: FlowPrefillService) -> None:
-        from flowprefill.cli.node import bring_up
-
-        bring_up(self._state, service, timeout_s=START_TIMEOUT_S)
-
-    @property
-    def url(self) -> str:
-        return self._status().url
-
-    def admin_url(self, role: str) -> str:
-        return f"http://127.0.0.1:{self._pod(role).ports['admin']}"
-
-    def pid(self, role: str) -> int:
-        pid = self._pod(role).containers[0].pid
-        assert pid is not None, f"the {role} pod runs no process"
-        return pid
-
-    def _status(self) -> NodeStatus:
-        status = self._state.read_status()
-        assert status is not None, "apply comes first"
-        return status
-
-    def _pod(self, role: str) -> PodReport:
-        (pod,) = [pod for pod in self._status().pods if pod.role == role and not pod.terminating]
-        return pod
-
-    def stop(self) -> None:
-        from flowprefill.cli.problems import fail
-        from flowprefill_operator.node.run import stop
-
-        if not stop(self._state, timeout_s=STOP_TIMEOUT_S, now=True):
-            fail(f"the service still runs; its state is in {self._state.path}")
 
 
 def demo(

@@ -78,7 +78,7 @@ def figures(
 @contextlib.contextmanager
 def new_target(service: FlowPrefillService) -> Iterator[Target]:
     """A service on the local node in a folder that goes away with it."""
-    from flowprefill.cli.bench import LocalTarget
+    from flowprefill.cli.target import LocalTarget
 
     with tempfile.TemporaryDirectory(prefix="flowprefill-bench-") as root:
         target = LocalTarget(Path(root), service)

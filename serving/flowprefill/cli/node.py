@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,7 +74,7 @@ def up(
     """
     with guarded():
         from flowprefill_crd import load_services
-        from flowprefill_operator.node.run import write_service
+        from flowprefill_operator.node.control import NotInUse, start, write_service
         from flowprefill_operator.node.state import Options
 
         services = load_services(file)
@@ -81,20 +84,41 @@ def up(
                 code=BAD_INPUT,
             )
         (service,) = services
-        state = _state(state_dir, service.metadata.namespace, service.metadata.name).create()
-        text = _text(service)
+        state = state_of(state_dir, service.metadata.namespace, service.metadata.name).create()
+        text = text_of(service)
+        fetch_model(service)
         if state.is_running():
             _change(state, text, timeout_s=timeout)
             return
-        write_service(state, text)
-        state.write_options(Options(host=host, port=port, files=None if files is None else files.resolve()))
-        if detach:
-            _start(state, wait=wait, timeout_s=timeout)
-        else:
+        options = Options(host=host, port=port, files=None if files is None else files.resolve())
+        if not detach:
+            write_service(state, text)
+            state.write_options(options)
             _run_here(state)
+            return
+        from flowprefill.cli.narrator import Narrator
+
+        narrator = Narrator(foreground=False)
+        try:
+            start(
+                state,
+                text,
+                options,
+                supervisor_argv(state),
+                timeout_s=timeout,
+                on_status=narrator.tell,
+                wait=wait,
+            )
+        except NotInUse as error:
+            fail(f"{error}; see `flowprefill status {state.name}` and `flowprefill logs supervisor`")
 
 
-def supervise(root: Path, namespace: str, name: str) -> None:
+def supervise(
+    root: Path,
+    namespace: str,
+    name: str,
+    bound: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
+) -> None:
     """Run a service that `up --detach` has prepared; logs to standard error."""
     with guarded():
         from flowprefill.logs import configure_logging
@@ -102,10 +126,18 @@ def supervise(root: Path, namespace: str, name: str) -> None:
         from flowprefill_operator.node.supervisor import CannotStart
 
         configure_logging("json")
+        if bound:
+            threading.Thread(target=_stop_with_input, daemon=True).start()
         try:
-            run(_state(root, namespace, name))
+            run(state_of(root, namespace, name))
         except CannotStart as error:
             fail(str(error))
+
+
+def _stop_with_input() -> None:
+    """Ask this process to stop once whoever holds the other end of its standard input is gone."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def down(
@@ -126,7 +158,7 @@ def down(
         flowprefill down quickstart --now
     """
     with guarded():
-        from flowprefill_operator.node.run import stop
+        from flowprefill_operator.node.control import stop
 
         found = _find(state_dir, None if everything else name, running=True)
         if not found:
@@ -226,7 +258,18 @@ def logs(
                 return
 
 
-def _text(service: FlowPrefillService) -> str:
+def fetch_model(service: FlowPrefillService) -> None:
+    """Fetch an embedded model before pods need it, with progress in sight; both would fetch it silently."""
+    if service.spec.engine.type != "torch" or service.spec.model.scheme != "embedded":
+        return
+    from flowprefill.cli.progress import ProgressBar
+    from flowprefill.engines.models import resolve_model
+
+    with ProgressBar("fetching the model") as bar:
+        resolve_model(service.spec.model.uri, progress=bar.update)
+
+
+def text_of(service: FlowPrefillService) -> str:
     """The service as the supervisor reads it again: as written, with nothing but what was set."""
     import yaml
 
@@ -235,19 +278,7 @@ def _text(service: FlowPrefillService) -> str:
     return str(yaml.safe_dump(body, sort_keys=False))
 
 
-def bring_up(state: StateDir, service: FlowPrefillService, *, timeout_s: float) -> None:
-    """Start the service detached, or change the one that runs; returns once it is ready, telling what happens."""
-    from flowprefill_operator.node.run import write_service
-
-    text = _text(service)
-    if state.is_running():
-        _change(state, text, timeout_s=timeout_s)
-    else:
-        write_service(state, text)
-        _start(state, wait=True, timeout_s=timeout_s)
-
-
-def _state(root: Path | None, namespace: str, name: str) -> StateDir:
+def state_of(root: Path | None, namespace: str, name: str) -> StateDir:
     from flowprefill_operator.node.state import StateDir, default_root
 
     return StateDir((root or default_root()).absolute(), namespace=namespace, name=name)
@@ -284,10 +315,8 @@ def _run_here(state: StateDir) -> None:
     print("stopped; nothing is left running")
 
 
-def _start(state: StateDir, *, wait: bool, timeout_s: float) -> None:
-    from flowprefill_operator.node.run import start_detached
-
-    argv = [
+def supervisor_argv(state: StateDir) -> list[str]:
+    return [
         sys.executable,
         "-m",
         "flowprefill.cli",
@@ -296,66 +325,25 @@ def _start(state: StateDir, *, wait: bool, timeout_s: float) -> None:
         state.namespace,
         state.name,
     ]
-    supervisor = start_detached(state, argv)
-    _await_ready(state, timeout_s=timeout_s, wait=wait, pid=supervisor.pid)
-
-
-def _await_ready(state: StateDir, *, timeout_s: float, wait: bool, pid: int) -> None:
-    """Tell what happens until the detached service is ready."""
-    from flowprefill.cli.narrator import Narrator
-    from flowprefill_operator.node.logs import last_lines
-    from flowprefill_operator.node.run import follow
-
-    narrator = Narrator(foreground=False)
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
-        for status in follow(state, timeout_s=left):
-            if status.pid != pid:
-                continue
-            narrator.tell(status)
-            if status.ready or (not wait and status.applied):
-                return
-        if not _alive(pid):
-            reason = "".join(last_lines(state.supervisor_log, 1))
-            fail(reason.removeprefix("flowprefill: ") or f"the supervisor ended; see {state.supervisor_log}")
-        time.sleep(FOLLOW_EVERY_S)
-    fail(f"not ready after {timeout_s:g} s, but still running; see `flowprefill status {state.name}`")
 
 
 def _change(state: StateDir, text: str, *, timeout_s: float) -> None:
     """Hand a changed service to its running supervisor and wait until it is in use."""
-    import signal
-
     from flowprefill.cli.narrator import Narrator
-    from flowprefill_operator.node.run import follow, write_service
+    from flowprefill_operator.node.control import NotInUse, Refused, change, is_applied
 
-    digest = write_service(state, text)
-    before = state.read_status()
-    if before is not None and before.applied == digest and before.ready:
-        print(f"{state.name} runs like that already at {before.url}")
+    if is_applied(state, text):
+        print(f"{state.name} runs like that already")
         return
-    state.signal(signal.SIGUSR1)
     narrator = Narrator(foreground=False)
-    narrator.skip(before)
-    for status in follow(state, timeout_s=timeout_s):
-        if status.error_digest == digest:
-            fail(f"change refused, the service stays as it was: {status.error}", code=BAD_INPUT)
-        if status.applied == digest:
-            narrator.tell(status)
-            if status.ready:
-                print(f"{state.name} follows generation {status.generation}, revision {status.revision}")
-                return
-    fail(f"the change is not in full use after {timeout_s:g} s; see `flowprefill status {state.name}`")
-
-
-def _alive(pid: int) -> bool:
-    import os
-
+    narrator.skip(state.read_status())
     try:
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return ended == 0
+        status = change(state, text, timeout_s=timeout_s, on_status=narrator.tell)
+    except Refused as error:
+        fail(str(error), code=BAD_INPUT)
+    except NotInUse as error:
+        fail(f"{error}; see `flowprefill status {state.name}`")
+    print(f"{state.name} follows generation {status.generation}, revision {status.revision}")
 
 
 def _matches(path: Path, pod: str | None, state: StateDir) -> bool:

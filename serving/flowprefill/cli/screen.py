@@ -96,7 +96,7 @@ def _pods(view: View) -> Table:
             str(pod.restarts),
             age(time.time() - pod.started_at),
             " ".join(f"{name}:{port}" for name, port in pod.ports.items()),
-            str(engine.generation) if engine else "-",
+            str(view.generations.get(pod.name, "-")),
             str(engine.waiting) if engine else "-",
             _kv(engine),
         )
