@@ -24,6 +24,7 @@ from starlette.routing import Route
 from flowprefill.wire import Endpoint, PodState
 
 HOST = "127.0.0.1"
+MAX_MODEL_LEN = 4096
 
 
 class QuietServer(uvicorn.Server):
@@ -198,8 +199,10 @@ class FakePrefill(FakePod):
         assert "stream_options" not in body
         assert body["kv_transfer_params"]["do_remote_decode"] is True
         words = words_of(body)
-        self.held[seen.request_id] = words
         seen.finished = True
+        if len(words) + body["vllm_xargs"].get("decode_max_tokens", 1) > MAX_MODEL_LEN:
+            return refusal("context_length_exceeded")
+        self.held[seen.request_id] = words
         return JSONResponse(
             {
                 "id": "p",
@@ -264,7 +267,9 @@ class FakeDecode(FakePod):
     def _words(self, body: dict[str, Any]) -> list[str] | None:
         params = body["kv_transfer_params"]
         assert params["do_remote_prefill"] is True
-        source = next(pod for pod in self.sources if pod.name == params["from"])
+        source = next((pod for pod in self.sources if pod.name == params.get("from")), None)
+        if source is None:
+            return None
         assert source.revision == self.revision, "legs of different revisions"
         words = source.held.pop(params["remote_request_id"], None)
         if words is not None:
@@ -313,6 +318,12 @@ class FakeColocated(FakeDecode):
     def _words(self, body: dict[str, Any]) -> list[str] | None:
         assert "kv_transfer_params" not in body
         return words_of(body)
+
+
+def refusal(code: str, status: int = 400) -> Response:
+    """A 4xx in OpenAI's envelope."""
+    error = {"message": "no", "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=status)
 
 
 def event(head: dict[str, Any], choices: list[Any], **more: Any) -> bytes:
