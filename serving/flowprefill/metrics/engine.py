@@ -50,7 +50,7 @@ class KVTransferMetrics:
             "flowprefill_kv_transfer_held_requests", "Finished prefills whose KV waits to be pulled."
         )
         self._pull_s = family.histogram(
-            "flowprefill_kv_transfer_pull_seconds", "Time of a whole pull, acknowledged.", buckets=FAST_S
+            "flowprefill_kv_transfer_pull_seconds", "Time of a whole pull.", buckets=FAST_S
         )
         for reason in KV_FAILURES:
             self._failures(reason=reason)
@@ -61,7 +61,7 @@ class KVTransferMetrics:
         self._received_bytes().inc(num_bytes)
 
     def pulled(self, num_tokens: int, seconds: float) -> None:
-        """A pull is complete and acknowledged."""
+        """A pull is complete."""
         self._received_tokens().inc(num_tokens)
         self._pull_s().observe(seconds)
 
@@ -131,13 +131,15 @@ class DecodeMetrics:
         self._sequences = family.gauge(
             "flowprefill_decode_sequences", "Sequences in the decoder, by state.", "state"
         )
-        self._steps = family.gauge("flowprefill_decode_steps", "Decode steps since the start.")
+        self._steps = family.counter("flowprefill_decode_steps_total", "Decode steps run.")
+        self._num_steps = 0
 
     def state(self, *, queued: int, filling: int, active: int, num_steps: int) -> None:
         self._sequences(state="queued").set(queued)
         self._sequences(state="filling").set(filling)
         self._sequences(state="active").set(active)
-        self._steps().set(num_steps)
+        self._steps().inc(num_steps - self._num_steps)
+        self._num_steps = num_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

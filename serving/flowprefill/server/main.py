@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
 from flowprefill.openai.auth import KeyFile
+from flowprefill.scheduling.profile import Profile
 from flowprefill.server.admin import admin_app
 from flowprefill.server.http import api_app
 from flowprefill.server.lifecycle import Lifecycle
@@ -175,6 +177,8 @@ class PodServer:
             texts=loaded.texts,
             created=int(time.time()),
         )
+        if loaded.profile is not None:
+            _describe_predictor(metrics, loaded.profile)
         role = new_role(
             pod, loaded, host=self._host, kv_port=self._kv_port, advertise_host=_advertised(self._host)
         )
@@ -224,6 +228,17 @@ class PodServer:
             await role.close()
             loaded.texts.close()
             await asyncio.to_thread(loaded.engine.close)
+
+
+def _describe_predictor(metrics: EngineMetrics, profile: Profile) -> None:
+    taken = profile.provenance
+    metrics.scheduler.predictor(
+        version=version("flowprefill"),
+        model=taken.model,
+        tp=taken.tensor_parallel_size,
+        gpu=taken.device,
+        created=taken.taken_on.isoformat(),
+    )
 
 
 def _before_scrape(roles: Sequence[Role]) -> None:

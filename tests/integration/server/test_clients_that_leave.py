@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_a_running_answer_ends_it(tmp_path: Path, str
                 await asyncio.gather(request, return_exceptions=True)
         await d.until_metric("flowprefill_decode_sequences", 0)
         await all_free(d)
-        assert await d.metric("flowprefill_decode_steps") < 1000
+        assert await d.metric("flowprefill_decode_steps_total") < 1000
 
 
 async def test_a_client_that_leaves_while_its_kv_is_pulled_frees_both_sides(

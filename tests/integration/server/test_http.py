@@ -142,7 +142,7 @@ async def test_a_decode_pod_never_computes_a_prompt_by_itself(tmp_path: Path) ->
             leg = decode_leg("hello", {}, kv_transfer_params=params)
             error = assert_envelope(await pod.api.post("/v1/completions", json=leg), 400)
             assert error["param"] == "kv_transfer_params"
-        assert await pod.metric("flowprefill_decode_steps") == 0
+        assert await pod.metric("flowprefill_decode_steps_total") == 0
 
 
 async def test_token_ids_are_served_and_their_number_is_exact(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ async def test_kv_of_another_revision_is_refused_and_nothing_is_recomputed(tmp_p
             error = assert_envelope(await d.api.post("/v1/completions", json=leg), 502)
             assert error["code"] == "kv_transfer_failed"
             assert "revision" in error["message"]
-        assert await d.metric("flowprefill_decode_steps") == 0
+        assert await d.metric("flowprefill_decode_steps_total") == 0
         assert await d.metric("flowprefill_kv_transfer_failures_total", reason="layout_mismatch") == 2
 
 
@@ -201,7 +201,7 @@ async def test_a_lost_prefill_pod_is_an_error_also_of_a_stream(tmp_path: Path) -
         answer = await d.api.post("/v1/completions", json=leg)
         error = assert_envelope(answer, 502)  # not text/event-stream: the stream never began
         assert error["code"] == "kv_transfer_failed"
-        assert await d.metric("flowprefill_decode_steps") == 0
+        assert await d.metric("flowprefill_decode_steps_total") == 0
 
 
 async def test_an_engine_failure_ends_its_request_and_the_pod_goes_on(
