@@ -32,8 +32,8 @@ Shape = tuple[int, int]
 class Operator:
     """One core operator of a layer.
 
-    `share` is its part of `b` (0 for attention, which has all of c). `collective` says that an all-reduce
-    follows it when the model is split over several devices.
+    `share` is its part of `b` (0 for attention, which has all of c). `collective` says that it ends in a
+    collective, or is one, when the model is split over several devices.
     """
 
     name: str
