@@ -5,8 +5,8 @@ Rules of this file
 2. A waiting request counts only if its blocks can be allocated now, and if the tasks then suspended stay within
    `max_suspended`. Those behind it in the order may go first meanwhile, except when it is an aged request's turn:
    then nothing new starts, so that blocks gather for it. An engine idle for that counts as service to it.
-3. For a request that can still meet its deadline (or an aged one) work behind it may be dropped to free KV. While
-   something unwinds for that, an idle engine waits: it takes a moment only.
+3. For a request that can still meet its deadline (or an aged one) work behind it may be dropped to free KV. An idle
+   engine waits for blocks that unwinding tasks are about to give back: it takes a moment only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from flowprefill.scheduling.state import ActiveTask, Job, WaitingRequest, slack_
 from flowprefill.scheduling.suspended import Holder, victims
 from flowprefill.scheduling.tasks import TaskTable
 from flowprefill.scheduling.waiting import AGED_TIER, Look, WaitingQueue
+
+_MAX_TRIES = 4  # requests without blocks for which one decision considers dropping others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +139,6 @@ def take_in(
 def choose(moment: Moment) -> Choice:
     """What should have the baton instead of the running task, or instead of nothing when none runs."""
     running = moment.running
-    if running is None and any(task.ending == "recompute" for task in moment.unwinding):
-        return Hold()
     limit = running.rank if running is not None else None
     best = moment.parked[0] if moment.parked else None
     if best is not None and (limit is None or best.rank < limit):
@@ -156,7 +156,8 @@ def choose(moment: Moment) -> Choice:
 def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
     """The best waiting request before `limit` that can start; None when there is none."""
     kv = moment.kv
-    gathering = blocked = False
+    gathering = False
+    tries = _MAX_TRIES
     for rank, waiting in moment.look:
         if limit is not None and rank >= limit:
             break
@@ -168,12 +169,12 @@ def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
         shortage = kv.shortage(request.num_prompt_tokens, request.prefix_hashes)
         if shortage <= 0:
             return Start(head=waiting)
-        if not blocked:
-            blocked = True
+        if tries > 0:
+            tries -= 1
             choice = _free_blocks(moment, waiting, rank, shortage)
             if isinstance(choice, Drop) or (choice is not None and moment.running is None):
                 return choice
-            gathering = rank[0] == AGED_TIER
+        gathering = rank[0] == AGED_TIER
     return Hold(gathering=True) if gathering else None
 
 

@@ -1,7 +1,7 @@
 """The scheduler: one state machine, `handle(event, now) -> actions`.
 
 Rules of this file
- 1. At most one task has the baton (`_running`). Submit and Resume are emitted only when none has it.
+ 1. At most one task has the baton. Submit and Resume are emitted only when none has it.
  2. A Preempt is emitted only for a successor that orders strictly before the running task by the policy and that can be
     started once the task has parked: a parked task, or a request whose blocks can be allocated now and for
     whose sake one more task may be suspended.
@@ -15,7 +15,7 @@ Rules of this file
  8. A request gets exactly one Finish. A cancelled member of a task with live members gets it at once and
     its blocks go back when the task ends; a task without a live member gets Cancel.
  9. A parked task may be dropped for an urgent request that lacks KV (`suspended.py`): Cancel, and when Failed
-    answers, its live requests wait again. Nothing else is started in between, for it takes a moment only.
+    answers, its live requests wait again. An idle engine waits for that, for it takes a moment only.
 """
 
 from __future__ import annotations
@@ -280,8 +280,6 @@ class Scheduler:
         choice = choose(moment)
         while isinstance(choice, Drop):
             self._drop(choice.holders)
-            if any(isinstance(holder.work, ActiveTask) for holder in choice.holders):
-                return  # their blocks come with Failed
             moment = self._moment(self._now_s)
             choice = choose(moment)
         match choice:

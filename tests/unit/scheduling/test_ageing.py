@@ -96,6 +96,23 @@ def test_blocks_gather_for_an_aged_request_though_small_ones_would_fit() -> None
     assert served < 5.0
 
 
+def test_blocks_that_do_not_come_stop_the_small_ones_no_longer_than_a_turn() -> None:
+    """Nineteen of twenty blocks are never pulled, and the old request needs them all. It must not close the pod."""
+    engine = VirtualEngine(
+        scheduler(ageing=AGEING, blocks=20, preemption="none", batch_token_budget=16), hold_s=0.0
+    )
+    engine.scheduler.kv.allocate("stuck elsewhere", 19 * 16)
+    engine.arrive(request("big", 320, slo=0.05))
+    small = [request(f"u{index}", 16, arrival=index * 0.1, slo=0.2) for index in range(100)]
+    engine.arrive(*small)
+    engine.run(until_s=20.0)
+    assert "big" not in engine.outcomes
+    for item in small:
+        outcome, end = engine.outcomes[item.request_id]
+        assert outcome == "completed"
+        assert end <= item.deadline_s
+
+
 def test_ageing_never_runs_two_tasks_or_loses_a_request() -> None:
     engine = overload(AGEING)
     engine.run()

@@ -89,11 +89,11 @@ def test_a_candidate_may_not_make_a_better_ranked_one_late_by_overtaking_it() ->
 def test_a_candidate_behind_a_parked_task_may_not_make_it_late() -> None:
     s = scheduler(coefficients=PASS)
     s.handle(Arrival(requests=(request("long", 1000, slo=1.5),)), 0.0)
-    # long has 0.49 s to spare. The urgent one takes 110 ms; with c it would take 610.
+    # long has 0.49 s to spare. The urgent one takes 110 ms; with c it would take 610, in time for itself.
     s.handle(
         Arrival(
             requests=(
-                request("urgent", 100, slo=0.5),
+                request("urgent", 100, slo=1.2),
                 request("c", 500, slo=9.0),
                 request("d", 300, slo=9.0),
             )

@@ -6,9 +6,10 @@ import pytest
 
 from flowprefill.scheduling.actions import Cancel, Preempt, Submit
 from flowprefill.scheduling.events import Arrival, Cancelled, CapacityFreed, Completed, Failed, Parked
-from flowprefill.scheduling.kv import prefix_hashes
+from flowprefill.scheduling.kv import KVCachePool, prefix_hashes
 from flowprefill.scheduling.scheduler import Scheduler
-from flowprefill.scheduling.suspended import MAX_RECOMPUTES
+from flowprefill.scheduling.state import WaitingRequest
+from flowprefill.scheduling.suspended import MAX_RECOMPUTES, Holder, victims
 from support.scheduling import VirtualEngine, request, scheduler
 
 
@@ -60,6 +61,23 @@ def test_nothing_is_dropped_for_a_request_that_is_late_anyway_or_ranks_behind() 
     s = two_parked()
     assert s.handle(Arrival(requests=(request("hopeless", 160, slo=0.1),)), 0.0) == ()
     assert s.handle(Arrival(requests=(request("behind", 160, slo=70.0),)), 0.0) == ()
+
+
+def test_nothing_is_dropped_for_a_lost_deadline_though_its_policy_puts_it_first() -> None:
+    s = two_parked(policy="edf")
+    assert s.handle(Arrival(requests=(request("hopeless", 160, slo=0.1),)), 0.0) == ()
+    assert s.handle(Arrival(requests=(request("urgent", 160, slo=0.5),)), 0.0) == (Cancel(task_id=1),)
+
+
+def test_only_work_that_ranks_behind_is_dropped() -> None:
+    kv = KVCachePool(4, 16)
+    holders = []
+    for name, deadline in (("before", 1.0), ("behind", 3.0)):
+        kv.allocate(name, 32)
+        waiting = WaitingRequest(request=request(name, 32), sequence=0, num_computed=16)
+        holders.append(Holder(work=waiting, rank=(0, deadline, 0, name), deadline_s=deadline))
+    assert victims(holders, (0, 2.0, 0, "urgent"), 2, kv) == (holders[1],)
+    assert victims(holders, (0, 2.0, 0, "urgent"), 3, kv) == ()
 
 
 def test_an_idle_engine_waits_the_moment_until_the_blocks_are_free() -> None:
