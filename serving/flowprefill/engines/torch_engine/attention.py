@@ -62,7 +62,7 @@ def attend_tile(
         run.point()
     tile = run.plan.tiles[run.tile]
     query, key, value = query[0], key[0], value[0]  # [H, R, hd], [KH, R, hd]
-    run.kv.write(layer, run.slots[tile.start : tile.end], key, value)
+    run.kv.write(layer, run.places[run.tile], key, value)
     units_of = run.plan.units[window][run.tile]
     if len(units_of) == 1 and len(units_of[0]) == 1:
         segment = tile.segments[0]

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from flowprefill.engines.protocol import DecodeSequence, EngineSpec, Gate, PrefillItem
+from flowprefill.engines.torch_engine.agreement import check_agreement
+from flowprefill.engines.torch_engine.calibrate import measure
+from flowprefill.engines.torch_engine.choose_dtype import choose
 from flowprefill.engines.torch_engine.costs import Costs, choose_tiles, from_flops
 from flowprefill.engines.torch_engine.instrument import instrument
-from flowprefill.engines.torch_engine.kv import PagedKV
+from flowprefill.engines.torch_engine.kv import PagedKV, Places
 from flowprefill.engines.torch_engine.layout import ItemShape, Tiles
 from flowprefill.engines.torch_engine.loading import LoadedModel, load_model, read_config
 from flowprefill.engines.torch_engine.plan import TorchPlan
@@ -51,10 +54,10 @@ class TorchEngine:
         threads: int = 1,
         lookahead: int = 3,
     ) -> None:
-        self._model: Any = loaded.model
+        self.model: Any = loaded.model
         self._decoder: Any = loaded.model.get_decoder()
         self._runtime = loaded.runtime
-        self._trace = loaded.trace
+        self.trace = loaded.trace
         self._threads = threads
         parameter = next(loaded.model.parameters())
         self._device: torch.device = parameter.device
@@ -115,8 +118,9 @@ class TorchEngine:
         path = Path(path)
         use_threads(threads)
         config = read_config(path)
-        chosen = _dtype(dtype)
-        loaded = load_model(path, config, chosen, torch.device(device))
+        loaded = load_model(path, config, _dtype(dtype), torch.device(device))
+        if dtype == "auto":
+            loaded.model.to(choose(loaded))
         limit = getattr(config, "max_position_embeddings", None) or kv_cache_tokens
         engine = cls(
             loaded,
@@ -129,7 +133,20 @@ class TorchEngine:
             threads=threads,
             lookahead=lookahead,
         )
+        with engine.thread_context():
+            check_agreement(engine)
+            engine.costs = measure(engine)
         engine.tiles = choose_tiles(loaded.trace, engine.costs, max_gap_s)
+        logger.info(
+            "torch engine ready",
+            extra={
+                "model": engine.spec.model,
+                "dtype": engine.spec.dtype,
+                "device": engine.spec.device,
+                "tile_rows": engine.tiles.rows,
+                "attention_pairs": engine.tiles.attention_pairs,
+            },
+        )
         return engine
 
     @property
@@ -172,7 +189,7 @@ class TorchEngine:
             shapes=shapes,
             granularity=granularity,
             limits=self.tiles,
-            trace=self._trace,
+            trace=self.trace,
             costs=self.costs,
         )
 
@@ -193,13 +210,13 @@ class TorchEngine:
         """As `run`, but returns the logits `[S, V]` of the sampled rows in item order, None when there are none."""
         runtime = self._runtime
         with self.thread_context():
-            ids, positions, slots, tables = self._inputs(plan)
+            ids, positions, places, tables = self._inputs(plan)
             state = RunState(
                 runtime=runtime,
                 kv=self._kv,
                 plan=plan,
                 gate=gate,
-                slots=slots,
+                places=places,
                 block_tables=tables,
                 sampled=self._sampled_rows(plan),
                 window=self._launch_window(),
@@ -207,7 +224,7 @@ class TorchEngine:
             runtime.active = state
             try:
                 # Without a sampled row the head would run on nothing.
-                target = self._model if plan.num_sampled else self._decoder
+                target = self.model if plan.num_sampled else self._decoder
                 output = target(input_ids=ids, position_ids=positions, use_cache=False)
             finally:
                 # A parked task is unwound while another one is active: that one stays.
@@ -216,15 +233,15 @@ class TorchEngine:
             if state.index != plan.num_points:
                 raise ModelNotLoadable(
                     f"a run passed {state.index} preemption points where its plan has {plan.num_points}; "
-                    f"{type(self._model).__name__} does not run the same operators every time"
+                    f"{type(self.model).__name__} does not run the same operators every time"
                 )
             if not plan.num_sampled:
                 return None
             logits: Tensor = output.logits[0]
             return logits
 
-    def _inputs(self, plan: TorchPlan) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Token ids and positions [1, T], pool slots [T], and each item's block table."""
+    def _inputs(self, plan: TorchPlan) -> tuple[Tensor, Tensor, tuple[Places, ...], list[Tensor]]:
+        """Token ids and positions [1, T], where each tile's keys and values go, and each item's block table."""
         size = self._kv.block_size
         ids: list[np.ndarray[Any, Any]] = []
         positions: list[np.ndarray[Any, Any]] = []
@@ -238,10 +255,11 @@ class TorchEngine:
             positions.append(where)
             slots.append(blocks[where // size] * size + where % size)
             tables.append(torch.from_numpy(blocks).to(self._device))
+        all_slots = np.concatenate(slots)
         return (
             torch.from_numpy(np.concatenate(ids)).unsqueeze(0).to(self._device),
             torch.from_numpy(np.concatenate(positions)).unsqueeze(0).to(self._device),
-            torch.from_numpy(np.concatenate(slots)).to(self._device),
+            tuple(self._kv.places(all_slots[tile.start : tile.end]) for tile in plan.tiles),
             tables,
         )
 
@@ -253,6 +271,11 @@ class TorchEngine:
     def _launch_window(self) -> LaunchWindow | None:
         return None if self._stream is None else LaunchWindow(torch.cuda.Event, self._lookahead)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was launched. A CPU has."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def read_blocks(self, block_ids: Sequence[int]) -> memoryview:
         with torch.inference_mode():
             return self._kv.read(block_ids)
@@ -263,7 +286,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Drop the model and the pool."""
-        self._model = self._decoder = None
+        self.model = self._decoder = None
         self._kv.release()
 
 
@@ -278,9 +301,10 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str) -> torch.dtype | str:
+    """The type to load weights in; "auto" is the type they are stored in, until both have been timed."""
     if name == "auto":
-        return torch.float32
+        return name
     if name not in DTYPES:
         raise InvalidConfiguration(f"dtype is {name!r}; accepted are auto, {', '.join(DTYPES)}")
     return DTYPES[name]

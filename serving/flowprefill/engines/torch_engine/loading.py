@@ -63,7 +63,7 @@ def read_config(path: Path) -> Any:
     return config
 
 
-def load_model(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load_model(path: Path, config: Any, dtype: torch.dtype | str, device: torch.device) -> LoadedModel:
     """Load weights, attach the runtime and trace the layers. Raises ModelNotLoadable."""
     import transformers
     from transformers import AttentionInterface, AutoModelForCausalLM

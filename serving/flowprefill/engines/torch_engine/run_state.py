@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from flowprefill.engines.protocol import Gate
-from flowprefill.engines.torch_engine.kv import PagedKV
+from flowprefill.engines.torch_engine.kv import PagedKV, Places
 from flowprefill.engines.torch_engine.layout import Tile
 from flowprefill.engines.torch_engine.plan import TorchPlan
 from flowprefill.engines.torch_engine.window import LaunchWindow
@@ -57,7 +57,7 @@ class RunState:
         kv: PagedKV,
         plan: TorchPlan,
         gate: Gate,
-        slots: Tensor,
+        places: tuple[Places, ...],
         block_tables: list[Tensor],
         sampled: Tensor | None,
         window: LaunchWindow | None,
@@ -69,7 +69,7 @@ class RunState:
         self.fine = plan.granularity == "operator"
         self.index = 0
         self.tile = 0
-        self.slots = slots  # [T] row of each token in a layer's flat pool
+        self.places = places  # per tile: where its keys and values go in a layer's pool
         self.block_tables = block_tables  # per item [N], blocks in order
         self.sampled = sampled  # [S] packed rows whose logits are wanted, or None for all
         self.scratch: dict[int, tuple[Tensor, Tensor]] = {}
