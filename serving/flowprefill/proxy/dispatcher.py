@@ -19,7 +19,6 @@ from flowprefill.proxy.ordering import WaitingQueue
 from flowprefill.proxy.placement import (
     SETTLE_S,
     SOON_S,
-    UNTRAINED,
     Choice,
     Outstanding,
     Pod,
@@ -30,6 +29,7 @@ from flowprefill.proxy.placement import (
     predict_s,
 )
 from flowprefill.proxy.pods import DecodePod, PodTable
+from flowprefill.proxy.rate import LearnedRate
 from flowprefill.proxy.settings import LiveSettings
 from flowprefill.request import Request
 from flowprefill.wire import Endpoint
@@ -52,15 +52,15 @@ class Placement:
     choice: Choice
     decode: DecodePod | None
     dispatched_s: float
-    _on_release: Callable[[], None] = lambda: None
+    _on_release: Callable[[bool], None] = lambda answered: None
     _holds_first: bool = True
     _num_sequences: int = 0
 
-    def release_first(self) -> None:
+    def release_first(self, *, answered: bool = False) -> None:
         """The first leg answered or failed: the pod no longer holds this request."""
         if self._holds_first:
             self._holds_first = False
-            self._on_release()
+            self._on_release(answered)
 
     def hold_decode(self, pod: DecodePod | None, num_sequences: int) -> None:
         """Count `num_sequences` on `pod` instead of on the decode pod counted so far."""
@@ -104,6 +104,8 @@ class Dispatcher:
     _round_due: bool = False
     _timer: asyncio.TimerHandle | None = None
     _podless_since_s: float | None = None
+    _learned: LearnedRate = field(default_factory=LearnedRate)
+    _alone: dict[str, str | None] = field(default_factory=dict)  # pod -> the request that had it to itself
     _sheds: list[tuple[float, str]] = field(default_factory=list)  # heap of (look again at, id)
 
     def __post_init__(self) -> None:
@@ -265,6 +267,7 @@ class Dispatcher:
     def _dispatch(self, waiter: _Waiter, choice: Choice, now_s: float) -> None:
         request = waiter.request
         pod = next(p for p in self.pods.candidates() if p.name == choice.pod)
+        self._alone[pod.name] = None if pod.outstanding else request.request_id
         pod.outstanding[request.request_id] = Outstanding(
             request=request,
             num_tokens=choice.num_new_tokens,
@@ -272,8 +275,12 @@ class Dispatcher:
             dispatched_s=now_s,
         )
 
-        def released() -> None:
+        def released(answered: bool) -> None:
             pod.outstanding.pop(request.request_id, None)
+            if answered and self._alone.get(pod.name) == request.request_id:
+                self._learned.observe(choice.num_new_tokens, self.clock.now_s() - now_s)
+            if not pod.outstanding:
+                self._alone.pop(pod.name, None)
             self.wake()
 
         placement = Placement(
@@ -309,7 +316,7 @@ class Dispatcher:
             max_suspended=live.max_suspended,
             num_proxies=self.pods.num_proxies,
             ageing=live.ageing,
-            coefficients=self.pods.coefficients() or UNTRAINED,
+            coefficients=self.pods.coefficients() or self._learned.coefficients,
         )
 
 

@@ -181,7 +181,7 @@ class Exchange:
                 if not self._may_retry("prefill", error):
                     raise
                 continue
-            placement.release_first()
+            placement.release_first(answered=True)
             self.timing.prefilled_s = services.clock.now_s()
             return attempt
 
@@ -244,7 +244,7 @@ class Exchange:
             if first is None:
                 raise LegFailed(f"{pod.name} ended its answer before it began", pod=pod.name, accepted=True)
             _raise_error_event(pod.name, first[0])
-            attempt.placement.release_first()
+            attempt.placement.release_first(answered=True)
             attempt.kv_params = None  # pulled: nothing is left to give back
             await stack.enter_async_context(leg.pop_all())
             return events, first

@@ -333,6 +333,29 @@ def test_a_place_given_in_the_same_turn_as_the_cancellation_is_not_lost():
     run(main())
 
 
+def test_the_speed_of_pods_that_report_none_is_learned_from_legs_that_had_a_pod_to_themselves():
+    async def main() -> list[float]:
+        pods = Pods(pods=[Pod(name="stock", revision="r1")])
+        pods.coefficients = lambda: None
+        queue = dispatcher(pods)
+        seen = []
+        for index in range(6):
+            placement = await queue.place(request(f"r{index}", tokens=500))
+            seen.append(placement.choice.work_s)
+            if index == 0:  # another one comes in between: this leg's time says nothing
+                other = await queue.place(request("other", tokens=100))
+                await asyncio.sleep(30)
+                other.release_first(answered=True)
+            await asyncio.sleep(1.0)
+            placement.release_first(answered=True)
+        seen.append((await queue.place(request("last", tokens=500))).choice.work_s)
+        return seen
+
+    first, *_, last = run(main())
+    assert first == pytest.approx(0.005 + 500e-4)  # the guess
+    assert last == pytest.approx(1.0)  # as long as the five legs before it took
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["place", "cancel", "release", "release_again", "first", "vanish", "appear", "wait"]),
