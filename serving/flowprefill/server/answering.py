@@ -9,7 +9,8 @@ from contextlib import aclosing
 from flowprefill.openai.requests import GenerationRequest
 from flowprefill.openai.responses import Choice, FinishReason, ResponseShape, Usage
 from flowprefill.openai.sse import DONE, encode
-from flowprefill.server.decoding import Answer, Delta
+from flowprefill.server.choices import Delta
+from flowprefill.server.decoding import Answer
 
 
 class Reply:

@@ -31,7 +31,7 @@ from flowprefill.server.answering import Reply
 from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.decode_role import answer_plan, decode_queue_limit, report_decoder, respond
 from flowprefill.server.decoding import Answer, DecodeBridge
-from flowprefill.server.kv_transport import in_thread
+from flowprefill.server.kv_transfer import in_thread
 from flowprefill.server.prefill import PrefillService
 from flowprefill.server.role import Pod
 from flowprefill.server.scheduled import ScheduledPrefill

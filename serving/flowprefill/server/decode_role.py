@@ -22,9 +22,11 @@ from flowprefill.openai.requests import Endpoint, GenerationRequest
 from flowprefill.openai.responses import ResponseShape
 from flowprefill.scheduling.kv import KVCachePool, prefix_hashes
 from flowprefill.server.answering import Reply
+from flowprefill.server.choices import AnswerPlan
 from flowprefill.server.client import event_stream, unless_client_leaves
-from flowprefill.server.decoding import Answer, AnswerPlan, DecodeBridge
-from flowprefill.server.kv_transport import KVClient, TransferLimits
+from flowprefill.server.decoding import Answer, DecodeBridge
+from flowprefill.server.kv_consumer import KVClient
+from flowprefill.server.kv_transfer import TransferLimits
 from flowprefill.server.prefill_role import refuse_several_prompts
 from flowprefill.server.role import Pod
 from flowprefill.server.slo import slo_of

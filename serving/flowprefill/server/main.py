@@ -141,6 +141,22 @@ class PodServer:
                 states.close()
                 await admin.stop()
 
+    def _facts(self, live: LiveConfig) -> dict[str, object]:
+        """What the log says about a pod that begins to serve."""
+        return {
+            "role": self._role_name,
+            "host": self._host,
+            "port": self.api_port,
+            "admin_port": self.admin_port,
+            "revision": self._config.revision,
+            "generation": live.generation,
+            "policy": live.policy,
+            "preemption": live.preemption,
+            "batch_token_budget": live.batch_token_budget,
+            "chunk_tokens": live.chunk_tokens,
+            "slo_classes": [c.name for c in live.slo_classes],
+        }
+
     async def _loaded(self, lifecycle: Lifecycle) -> Loaded | None:
         """The engine and what belongs to it; None when a stop was asked for meanwhile."""
         loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._config, self._role_name))
@@ -204,7 +220,7 @@ class PodServer:
             lifecycle.probe(role.failure)
             await api.start()
             lifecycle.enter("ready")
-            log.info("serving", extra={"role": self._role_name, "host": self._host, "port": self.api_port})
+            log.info("serving", extra=self._facts(live.current))
             self.ready.set()
             await lifecycle.stop_asked()
             lifecycle.enter("lame_duck")

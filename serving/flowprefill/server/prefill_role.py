@@ -18,7 +18,8 @@ from flowprefill.openai.responses import Choice, ResponseShape, Usage
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
-from flowprefill.server.kv_transport import KVServer, TransferLimits
+from flowprefill.server.kv_producer import KVServer
+from flowprefill.server.kv_transfer import TransferLimits
 from flowprefill.server.role import Pod
 from flowprefill.server.scheduled import ScheduledPrefill
 from flowprefill.server.slo import decode_max_tokens, slo_of

@@ -27,6 +27,7 @@ def prefill_state(pod: Pod, view: SchedulerView | None, sequence: int) -> PodSta
             "suspended": tuple(_task(task, snapshot.now_s) for task in snapshot.suspended),
             "waiting": snapshot.waiting,
             "waiting_s": snapshot.waiting_s,
+            "waiting_tokens": snapshot.waiting_tokens,
             "kv_blocks_free": snapshot.kv_blocks_free,
             "prediction": snapshot.prediction,
             "cached_prefixes": view.cached_prefixes,

@@ -224,6 +224,26 @@ async def test_an_engine_failure_ends_its_request_and_the_pod_goes_on(
         await prefilled(pod, "hello")
 
 
+@pytest.mark.parametrize("role", ["prefill", "colocated"])
+async def test_a_crashed_scheduler_makes_the_pod_unhealthy_and_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    async with running_pod(role, tmp_path) as pod:
+        assert (await pod.admin.get("/health")).status_code == 200
+
+        def broken(*args: object) -> object:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr("flowprefill.scheduling.scheduler.Scheduler.handle", broken)
+        leg = prefill_leg("hello") if role == "prefill" else {"model": MODEL, "prompt": "hello"}
+        assert_envelope(await pod.api.post("/v1/completions", json=leg), 500)
+        assert_envelope(await pod.api.post("/v1/completions", json=leg), 503)
+        for path in ("/health", "/ready"):
+            answer = await pod.admin.get(path)
+            assert answer.status_code == 503
+        assert "a bug" in (await pod.admin.get("/health")).json()["reason"]
+
+
 async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
     slow = simulated_engine(cost=preset("tiny").scaled(300.0))
     async with running_pod("prefill", tmp_path, engine=slow, live=live_config(queueLimit=1)) as pod:

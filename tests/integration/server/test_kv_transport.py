@@ -17,9 +17,11 @@ from prometheus_client import CollectorRegistry
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import KVTransferFailed
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
-from flowprefill.server import kv_transport
+from flowprefill.server import kv_producer
 from flowprefill.server.holds import HoldTable
-from flowprefill.server.kv_transport import KVClient, KVServer, TransferLimits
+from flowprefill.server.kv_consumer import KVClient
+from flowprefill.server.kv_producer import KVServer
+from flowprefill.server.kv_transfer import TransferLimits
 from flowprefill.wire import KVTransferParams
 from support.pods import simulated_engine, until
 
@@ -113,7 +115,7 @@ async def test_pulled_blocks_are_the_held_ones_and_are_counted() -> None:
 
 async def test_blocks_in_many_pieces_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as p:
-        monkeypatch.setattr(kv_transport, "PIECE_BYTES", 2 * p.producer.engine.spec.kv_block_bytes + 1)
+        monkeypatch.setattr(kv_producer, "PIECE_BYTES", 2 * p.producer.engine.spec.kv_block_bytes + 1)
         local = (1, 2, 3, 4, 5, 6, 7)
         await p.client.pull(p.params(), skip_blocks=0, local_block_ids=local)
         assert bytes(p.consumer.engine.read_blocks(local)) == bytes(p.producer.engine.read_blocks(BLOCKS))
