@@ -15,7 +15,7 @@ from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.predictor import Predictor, fit
 from flowprefill.scheduling.profile import Profile
-from flowprefill.server.profiling import measure_profile, simulated_profile
+from flowprefill.server.profiling import measure_profile, simulated_profile, warm_decode
 from flowprefill.server.text import Texts, Tokenizer
 from flowprefill_crd import PodConfig
 
@@ -62,6 +62,8 @@ def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer,
         default_answer_tokens=max(MIN_DEFAULT_ANSWER, num_kv_tokens // 8),
     )
     profile = None if role == "decode" else _profile(config, engine)
+    if role != "prefill":
+        warm_decode(engine)
     log.info(
         "model loaded",
         extra={

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 
-from flowprefill.engines.protocol import Engine, PrefillItem
+from flowprefill.engines.protocol import DecodeSequence, Engine, PrefillItem, SamplingParams
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
 
@@ -62,6 +62,17 @@ def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
         },
     )
     return profile
+
+
+def warm_decode(engine: Engine) -> None:
+    """Run one decode step, so that the first answer does not pay for what later ones find ready."""
+    blocks = range(1 + -(-16 // engine.spec.block_size))
+    sequence = DecodeSequence(
+        request_id="warm-up", last_token_id=0, position=16, block_ids=blocks, sampling=SamplingParams()
+    )
+    with engine.thread_context():
+        _run(engine, 16, 0, blocks)
+        engine.run(engine.plan_decode([sequence]), _OpenGate())
 
 
 def simulated_profile(engine: SimulatedEngine) -> Profile:

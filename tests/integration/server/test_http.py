@@ -244,6 +244,22 @@ async def test_a_crashed_scheduler_makes_the_pod_unhealthy_and_hangs_nobody(
         assert "a bug" in (await pod.admin.get("/health")).json()["reason"]
 
 
+async def test_a_class_that_wants_to_be_told_at_once_is_shed(tmp_path: Path) -> None:
+    live = live_config()
+    shedding = live.model_copy(
+        update={
+            "slo_classes": tuple(
+                c.model_copy(update={"shed_when_infeasible": True}) for c in live.slo_classes
+            )
+        }
+    )
+    async with running_pod("prefill", tmp_path, live=shedding) as pod:
+        late = {"ttft_slo": 0.0001, "ttft_target": 0.5, "slo_class": "chat"}
+        answer = await pod.api.post("/v1/completions", json=prefill_leg("x" * 500, vllm_xargs=late))
+        assert assert_envelope(answer, 429)["code"] == "shed"
+        await prefilled(pod, "x" * 500)
+
+
 async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
     slow = simulated_engine(cost=preset("tiny").scaled(300.0))
     async with running_pod("prefill", tmp_path, engine=slow, live=live_config(queueLimit=1)) as pod:

@@ -5,6 +5,7 @@ Float32 on one thread, so that greedy choices do not hang on the order of a sum.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -146,8 +147,6 @@ async def test_a_chat_is_rendered_as_transformers_does_on_both_sides(
 async def test_a_prompt_preempted_while_it_is_computed_gives_the_same_text(
     pair: tuple[RunningPod, RunningPod], reference: Reference
 ) -> None:
-    import asyncio
-
     p, _ = pair
     long = " ".join([PROMPT] * 12)
     prompt_ids = reference.tokenizer(long)["input_ids"]
@@ -167,3 +166,21 @@ async def test_a_prompt_preempted_while_it_is_computed_gives_the_same_text(
     assert answer.json()["choices"][0]["text"] == reference.text(prompt_ids, 8)
     history = (await p.admin.get("/v1/history")).json()
     assert any(task["preemptions"] for task in history["tasks"]), json.dumps(history)[:500]
+
+
+async def test_a_colocated_pod_gives_the_same_text_while_prefills_and_answers_share_the_engine(
+    path: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine = load_engine(CONFIG)
+    config = CONFIG.model_copy(update={"mode": "Colocated"})
+    tokenizer = load_tokenizer(config, engine)
+    tmp_path = tmp_path_factory.mktemp("colocated")
+    prompts = [PROMPT, " ".join([PROMPT] * 6), "One, two, three, four,"]
+    async with running_pod("colocated", tmp_path, engine=engine, config=config, tokenizer=tokenizer) as pod:
+        bodies = [{"model": MODEL, "prompt": p, "max_tokens": 12, "temperature": 0} for p in prompts]
+        answers = await asyncio.gather(*(pod.api.post("/v1/completions", json=body) for body in bodies))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.status_code == 200, answer.text
+            prompt_ids = reference.tokenizer(prompt)["input_ids"]
+            assert answer.json()["choices"][0]["text"] == reference.text(prompt_ids, 12)
+        await pod.until_metric("flowprefill_kv_blocks_free", engine.spec.num_kv_blocks)
