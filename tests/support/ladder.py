@@ -57,6 +57,7 @@ class LadderEngine:
         self.contexts_open = 0
         self.contexts_entered = 0
         self.steps: list[tuple[float, str, int]] = []  # when, whose, which step ended
+        self.planned: list[str] = []
         self.unwound: list[str] = []
         self._advancing: str | None = None
 
@@ -80,6 +81,7 @@ class LadderEngine:
 
     def plan_prefill(self, items: Sequence[PrefillItem], granularity: Granularity) -> Plan:
         name = items[0].request_id
+        self.planned.append(name)
         if name in self.fail_plan:
             raise RuntimeError(f"cannot lay out {name}")
         return LadderPlan(name=name, num_points=len(items[0].token_ids))

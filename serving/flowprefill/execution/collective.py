@@ -10,8 +10,9 @@ different points, one would wait in a collective that another never enters. So:
 
 Why K is enough: the leader at c has left the last collective before c, so no rank is past the next one, which the leader
 has not entered; between the two lie at most K points, so every rank is still before c + K. Why less is not: a rank that
-waits in the next collective may have passed K points since the last one. Running past `stop` is therefore a bug in the
-plan or in K, and fatal: nothing could bring the ranks together again.
+waits in the next collective may have passed K points since the last one. A rank beyond `stop` is therefore a bug in the
+plan or in K, and fatal: nothing could bring the ranks together again. Ranks note how far they are, so that the leader
+also notices one that is past the stop and waits in a collective, where it would otherwise wait forever.
 
 A stop beyond the plan's last point pauses nobody: the batch completes, which overtakes the request. Each task has its own
 board, so nothing of one batch is ever read in another.
@@ -45,6 +46,14 @@ class StopBoard(Protocol):
 
     def publish(self, stop: int) -> None:
         """Leader: set `stop`."""
+        ...
+
+    def passes(self, rank: int, index: int) -> None:
+        """Other ranks: note a point, before looking at `stop`. As cheap as `stop`."""
+        ...
+
+    def furthest(self) -> int:
+        """Leader: the last point that any other rank has noted, -1 before the first."""
         ...
 
     def wait_arrivals(self) -> None:
@@ -89,6 +98,8 @@ class RankGate:
         self._index = index
         if self._inner is not None:
             self._inner.index = index
+        else:
+            self._board.passes(self._rank, index)
 
     def pause(self, index: int) -> None:
         stop = self._board.stop
@@ -96,6 +107,10 @@ class RankGate:
             if self._inner is None or not self._inner.raised:
                 return  # released, or withdrawn, since `raised` was read
             stop = index + self._k
+            if (furthest := self._board.furthest()) >= stop:
+                raise RanPastStop(
+                    f"a rank is at point {furthest}, and the leader at {index} may stop it at {stop}"
+                )
             self._board.publish(stop)
         if index < stop:
             return
@@ -121,6 +136,7 @@ class LocalBoard:
         self._lock = threading.Lock()
         self._stop: int | None = None
         self._num_others = num_ranks - 1
+        self._passed = [-1] * num_ranks
         self._arrived: set[int] = set()
         self._unwind = False
         self._leader_wake = clock.signal()
@@ -132,6 +148,12 @@ class LocalBoard:
 
     def publish(self, stop: int) -> None:
         self._stop = stop
+
+    def passes(self, rank: int, index: int) -> None:
+        self._passed[rank] = index
+
+    def furthest(self) -> int:
+        return max(self._passed)
 
     def wait_arrivals(self) -> None:
         while True:

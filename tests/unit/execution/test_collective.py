@@ -165,6 +165,7 @@ def test_less_than_the_most_points_between_two_collectives_is_not_enough(segment
         ranks = Ranks(segments, [leader, [0.01] * num_points], k=used, request_s=50.0)
         ranks.run()
         assert (ranks.ends == ["completed", "completed"]) == (used == k)
+        assert ("ran past" in ranks.ends) == (used < k)
 
 
 def test_a_plan_knows_its_most_points_between_two_collectives() -> None:

@@ -16,7 +16,7 @@ from flowprefill.execution.decode import DecodeJob, EndReason
 from flowprefill.execution.driver import SchedulerDriver
 from flowprefill.execution.listener import SilentListener
 from flowprefill.execution.pool import ExecutionPool, Items
-from flowprefill.execution.results import Finished, FinishedPrefill
+from flowprefill.execution.results import Finished, FinishedDecode, FinishedPrefill
 from flowprefill.execution.virtual_clock import VirtualClock
 from flowprefill.request import Request
 from flowprefill.scheduling.actions import Outcome, Task
@@ -31,6 +31,9 @@ NUM_DECODE_BLOCKS = 300
 BLOCK_SIZE = 16
 TBT_S = 0.1
 VOCAB_SIZE = 500
+FILLED = FinishedPrefill(
+    request_id="any", token_id=None, block_ids=(0,), num_tokens=1, num_cached_tokens=0, num_tasks=1
+)
 
 
 class Pod(SilentListener):
@@ -151,7 +154,7 @@ class Pod(SilentListener):
 
 
 def chat_beside_a_document(pod: Pod) -> None:
-    pod.ask("chat", 20, 60)
+    pod.ask("chat", 20, 300)
     pod.clock.sleep_until_s(0.5)
     pod.ask("document", 2000, 4)
     pod.clock.sleep_until_s(60)
@@ -182,7 +185,8 @@ def test_a_long_prompt_gets_the_time_that_paced_steps_leave() -> None:
     pod.play(chat_beside_a_document)
     alone_s = COST.prefill_s([(2000, 0)])
     took_s = pod.prefilled["document"][0] - 0.5
-    # One step of about 0.02 s in every 0.05 s: under half of the time goes to decoding.
+    # One step of about 0.02 s in every 0.05 s: under half of the time goes to decoding. Steps one after the other
+    # would take the engine for 5 s more.
     assert took_s < 2 * alone_s
 
 
@@ -195,3 +199,53 @@ def test_with_no_prompt_there_steps_follow_each_other_at_once() -> None:
     pod.play(script)
     step_s = COST.decode([20], None).total_s
     assert max(pod.gaps_s("chat")) == pytest.approx(step_s, rel=0.05)
+
+
+class Steps:
+    """Stands in for a driver and keeps the steps it was given."""
+
+    num_outstanding = 0
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def submit(self, requests: Sequence[Request], *, bounded: bool = True) -> None:
+        assert not bounded
+        self.requests += requests
+
+
+def test_a_step_is_due_with_its_oldest_token_or_later_when_that_is_lost() -> None:
+    pod = Pod("operator")
+    steps = Steps()
+
+    def script() -> None:
+        pod.decoder.connect(steps)
+        for name in ("a", "b"):
+            job = DecodeJob(
+                request_id=name,
+                num_prompt_tokens=1,
+                last_token_id=1,
+                max_tokens=9,
+                sampling=SamplingParams(),
+                tbt_slo_s=TBT_S if name == "a" else 2 * TBT_S,
+            )
+            pod.prefilled[name] = (0.0, FILLED)
+            pod.decoder.submit(job)
+        first = steps.requests[0]
+        assert (first.kind, first.num_prompt_tokens, first.deadline_s) == ("decode", 1, TBT_S)
+        pod.clock.sleep_until_s(0.03)
+        done = FinishedDecode(request_id=first.request_id, token_ids=(5,))
+        assert pod.decoder.on_finish(first.request_id, "completed", "", done)
+        both = steps.requests[1]
+        assert (both.num_prompt_tokens, both.deadline_s) == (2, 0.03 + TBT_S)
+        pod.clock.sleep_until_s(9.0)
+        assert pod.decoder.on_finish(both.request_id, "failed", "broken", None)
+        alone = steps.requests[2]  # each of the two is tried by itself, long after the deadline of both
+        assert (alone.num_prompt_tokens, alone.deadline_s) == (1, 9.0 + TBT_S)
+        assert not pod.decoder.on_finish("a prompt", "completed", "", None)
+
+    thread = pod.clock.start_thread(script, name="script")
+    thread.join(20)
+    pod.decoder.close()
+    assert len(steps.requests) == 3
+    assert pod.ends == {"a": "cancelled", "b": "cancelled"}

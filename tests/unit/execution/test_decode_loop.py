@@ -428,15 +428,17 @@ def test_a_prompt_that_the_pool_holds_needs_only_its_rest(where: Where) -> None:
 @everywhere
 def test_the_block_of_the_last_prompt_token_is_never_shared(where: Where) -> None:
     def script(rig: Rig) -> None:
-        rig.job("a", 12, 4)
-        for name in ("a", "b"):
-            rig.prompts[name] = rig.prompts["a"]
-            hashes = prefix_hashes(rig.prompts[name], BLOCK_SIZE)  # three full blocks
-            rig.decoder.submit(rig.job(name, 12, 4, prefix_hashes=hashes))
+        rig.job("long", 20, 4)
+        rig.prompts["short"] = rig.prompts["long"][:12]  # three full blocks, all of them in the pool by then
+        for name, num_tokens in {"long": 20, "short": 12}.items():
+            hashes = prefix_hashes(rig.prompts[name], BLOCK_SIZE)
+            rig.decoder.submit(rig.job(name, num_tokens, 4, prefix_hashes=hashes))
             rig.clock.sleep_until_s(rig.clock.now_s() + 0.005)
         rig.clock.sleep_until_s(1)
-        assert rig.admitted["b"][1] == 8
-        assert rig.admitted["a"][0][2] != rig.admitted["b"][0][2]
+        assert rig.admitted["short"][1] == 8
+        assert rig.admitted["short"][0][:2] == rig.admitted["long"][0][:2]
+        assert rig.admitted["short"][0][2] != rig.admitted["long"][0][2]
+        assert rig.tokens["short"] == rig.expected("short", 4)
 
     Rig(where).play(script)
 

@@ -103,6 +103,7 @@ def test_a_wake_up_without_a_reason_lets_nobody_go() -> None:
     it.while_it_stands(lambda: seen.append(it.gate.parked), it.gate.resume)
     it.gate.pause(0)
     assert seen == [True]
+    assert it.wake.meanwhile == []
 
 
 def test_a_cancelled_task_unwinds_at_its_next_point_and_at_every_one_after_it() -> None:

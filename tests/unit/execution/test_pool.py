@@ -171,7 +171,7 @@ def test_a_task_cancelled_before_it_began_never_runs() -> None:
         stage.pool.cancel(1)
         stage.until(5)
         assert stage.events == [(0.0, Failed(task_id=1, error=None, executed_s=0.0))]
-        assert stage.engine.steps == []
+        assert stage.engine.planned == []
 
     Stage().play(script)
 
@@ -203,6 +203,23 @@ def test_a_resumed_task_that_is_cancelled_in_the_same_breath_gives_the_baton_bac
         stage.until(2)
         assert stage.events[1:] == [(1.0, Failed(task_id=1, error=None, executed_s=0.0))]
         stage.submit(2, "b", 1)
+
+    Stage().play(script)
+
+
+def test_a_resumed_task_that_is_asked_in_the_same_breath_parks_where_it_stood() -> None:
+    def script(stage: Stage) -> None:
+        stage.submit(1, "a", 9)
+        stage.until(0.5)
+        stage.pool.preempt(1, 1)
+        stage.until(2)
+        stage.pool.resume(1)
+        stage.pool.preempt(1, 2)
+        stage.until(4)
+        assert stage.events == [
+            (1.0, parked(1, 1, steps_done=1, of=9, executed_s=1.0)),
+            (2.0, parked(1, 2, steps_done=1, of=9, executed_s=1.0)),
+        ]
 
     Stage().play(script)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flowprefill.engines.simulated.timetable import Timetable
-from flowprefill.execution.simulated_task import Fault
+from flowprefill.execution.simulated_task import Fault, SimulatedTask
 from flowprefill.execution.simulator import Simulator
 from flowprefill.request import Request
-from flowprefill.scheduling.actions import Finish, Task
-from flowprefill.scheduling.events import Arrival, Cancelled, CapacityFreed, Parked
+from flowprefill.scheduling.actions import Finish, Task, TaskItem
+from flowprefill.scheduling.events import Arrival, Cancelled, CapacityFreed, Parked, Progress
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.scheduler import Scheduler
@@ -107,6 +107,24 @@ def test_running_until_a_moment_leaves_the_rest_for_later() -> None:
     assert run.simulator.now_s <= 9.0
     run.simulator.run()
     assert run.finished[1:] == [(14.0, "b", "completed")]
+
+
+def test_a_resumed_task_that_is_asked_in_the_same_breath_parks_where_it_stood() -> None:
+    item = TaskItem(request_id="a", start=0, num_tokens=9, block_ids=(), completes=True)
+    task = Task(task_id=1, items=(item,), predicted_s=9.0)
+    run = SimulatedTask(task, one_second_a_token(task), None, 0.0)
+    assert not run.wake(0.0)
+    run.progress(0.5)
+    run.ticket = 1
+    assert run.stop_s() == 1.0
+    first = run.stop(1.0)
+    run.give_baton(2.0)
+    run.ticket = 2
+    assert run.wake(2.0)
+    second = run.stop(2.0)
+    progress = Progress(task_id=1, work_done=1 / 9, executed_s=1.0)
+    assert first == Parked(task_id=1, ticket=1, progress=progress)
+    assert second == Parked(task_id=1, ticket=2, progress=progress)
 
 
 @pytest.mark.parametrize("preempted", [False, True])

@@ -111,10 +111,13 @@ def test_a_thread_of_no_clock_may_not_wait_on_it() -> None:
         clock.signal().wait()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_raises_lets_the_others_go_on() -> None:
     seen: list[str] = []
+    failing: list[threading.Thread] = []
 
     def fails(clock: VirtualClock) -> None:
+        failing.append(threading.current_thread())
         clock.sleep_until_s(1.0)
         raise SystemExit
 
@@ -123,4 +126,5 @@ def test_a_thread_that_raises_lets_the_others_go_on() -> None:
         seen.append("here")
 
     play(fails, goes_on)
+    failing[0].join(20)
     assert seen == ["here"]
