@@ -1,12 +1,15 @@
 """What should run next, as a value. Reads the state of one moment and changes nothing.
 
 Rules of this file
-1. Parked tasks and waiting requests compete in one order; while a task runs only what orders strictly before it counts.
+1. Parked tasks and waiting requests compete in one order; while a task runs only what orders strictly before it counts,
+   and of the waiting only those whose deadline the policy has not given up: pausing for a lost one gains nothing.
 2. A waiting request counts only if its blocks can be allocated now, and if the tasks then suspended stay within
    `max_suspended`. Those behind it in the order may go first meanwhile, except when it is an aged request's turn:
    then nothing new starts, so that blocks gather for it. An engine idle for that counts as service to it.
 3. For a request that can still meet its deadline (or an aged one) work behind it may be dropped to free KV. An idle
    engine waits for blocks that unwinding tasks are about to give back: it takes a moment only.
+4. When every slot of `max_suspended` is taken, a parked task whose deadline is lost is dropped for one that can still
+   be met. Otherwise overload fills the slots with lost work that nobody resumes, and preemption ends.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from flowprefill.scheduling.ageing import has_aged
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.ordering import Rank
+from flowprefill.scheduling.policy import POLICIES
 from flowprefill.scheduling.settings import SchedulerSettings
 from flowprefill.scheduling.state import ActiveTask, Job, WaitingRequest, slack_s
 from flowprefill.scheduling.suspended import Holder, victims
@@ -62,11 +66,12 @@ Choice = Start | Continue | Drop | Hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTask:
-    """A task as the policy sees it now."""
+    """A task as the policy sees it now; `aged` says whether the request it was made for has aged."""
 
     task: ActiveTask
     job: Job
     rank: Rank
+    aged: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,11 @@ class Moment:
     parked: Sequence[RankedTask]
     unwinding: Sequence[ActiveTask]
     started: Sequence[Holder]
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks that are suspended when something new starts."""
+        return len(self.parked) + len(self.unwinding) + (1 if self.running is not None else 0)
 
 
 def take_in(
@@ -111,6 +121,7 @@ def take_in(
             task=task,
             job=jobs[task.task_id],
             rank=look.rank(jobs[task.task_id], aged=aged(task.members[0].waiting)),
+            aged=aged(task.members[0].waiting),
         )
         for task in tasks.all()
     }
@@ -145,28 +156,30 @@ def choose(moment: Moment) -> Choice:
         limit = best.rank
     else:
         best = None
-    num_suspended = len(moment.parked) + len(moment.unwinding) + (1 if running is not None else 0)
-    if num_suspended <= moment.settings.max_suspended or (running is None and best is None):
+    if moment.num_tasks <= moment.settings.max_suspended or (running is None and best is None):
         choice = _first_startable(moment, limit)
         if choice is not None and (best is None or choice != Hold(gathering=True)):
             return choice
+    elif best is None and limit is not None:
+        return _free_slot(moment, limit)
     return Continue(task=best.task) if best is not None else Hold()
 
 
 def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
     """The best waiting request before `limit` that can start; None when there is none."""
-    kv = moment.kv
     gathering = False
     tries = _MAX_TRIES
+    policy = POLICIES[moment.settings.policy]
     for rank, waiting in moment.look:
         if limit is not None and rank >= limit:
             break
-        request = waiting.request
-        if waiting.started or request.kind == "decode":
+        if moment.running is not None and policy.lost(rank):
+            break
+        if not _needs_blocks(waiting):
             return Start(head=waiting)
         if gathering:
             continue
-        shortage = kv.shortage(request.num_prompt_tokens, request.prefix_hashes)
+        shortage = _shortage(moment.kv, waiting)
         if shortage <= 0:
             return Start(head=waiting)
         if tries > 0:
@@ -176,6 +189,29 @@ def _first_startable(moment: Moment, limit: Rank | None) -> Choice | None:
                 return choice
         gathering = rank[0] == AGED_TIER
     return Hold(gathering=True) if gathering else None
+
+
+def _free_slot(moment: Moment, limit: Rank) -> Choice:
+    """How one more task could be suspended for the sake of the best waiting request, with all slots taken.
+
+    Parked work whose deadline is lost makes room, the least work first, but for the oldest that has aged: it shall get
+    to its end.
+    """
+    first = next(iter(moment.look), None)
+    policy = POLICIES[moment.settings.policy]
+    if first is None or first[0] >= limit or moment.unwinding or not moment.settings.recompute_suspended:
+        return Hold()
+    rank, waiting = first
+    slack = slack_s(waiting.request.deadline_s, moment.now_s, moment.scale * waiting.base_s)
+    if slack <= 0.0 or (_needs_blocks(waiting) and _shortage(moment.kv, waiting) > 0):
+        return Hold()
+    aged = [parked for parked in moment.parked if parked.aged]
+    oldest = min(aged, key=lambda parked: (parked.job.arrival_s, parked.job.sequence)) if aged else None
+    lost = [p for p in moment.parked if policy.lost(p.rank) and p is not oldest and p.rank > rank]
+    if not lost:
+        return Hold()
+    least = min(lost, key=lambda parked: (parked.task.executed_s, parked.task.task_id))
+    return Drop(holders=(Holder(work=least.task, rank=least.rank, deadline_s=least.job.deadline_s),))
 
 
 def _free_blocks(moment: Moment, urgent: WaitingRequest, rank: Rank, shortage: int) -> Choice | None:
@@ -190,3 +226,11 @@ def _free_blocks(moment: Moment, urgent: WaitingRequest, rank: Rank, shortage: i
     parked = [Holder(work=p.task, rank=p.rank, deadline_s=p.job.deadline_s) for p in moment.parked]
     dropped = victims([*parked, *moment.started], rank, shortage - coming, kv)
     return Drop(holders=dropped) if dropped else None
+
+
+def _needs_blocks(waiting: WaitingRequest) -> bool:
+    return waiting.request.kind == "prefill" and not waiting.started
+
+
+def _shortage(kv: KVCachePool, waiting: WaitingRequest) -> int:
+    return kv.shortage(waiting.request.num_prompt_tokens, waiting.request.prefix_hashes)

@@ -68,6 +68,7 @@ def moore_hodgson(jobs: Sequence[Job], now_s: float) -> list[Rank]:
 class Policy:
     """A policy's function and the structure that keeps waiting requests in its order.
 
+    `lost_tier` is the tier from which on a job's deadline counts as lost; None when the policy does not tell.
     `late_at_deadline` says that a job's rank changes the moment its deadline passes, so that a running one must be
     looked at again then.
     """
@@ -75,7 +76,12 @@ class Policy:
     name: PolicyName
     ranks: Callable[[Sequence[Job], float], Sequence[Rank]]
     make_order: Callable[[], Order]
+    lost_tier: int | None = None
     late_at_deadline: bool = False
+
+    def lost(self, rank: Rank) -> bool:
+        """Whether the policy has given up the deadline of a job with this rank."""
+        return self.lost_tier is not None and rank[0] >= self.lost_tier
 
 
 def _each(rank: Callable[[Job, float], Rank]) -> Callable[[Sequence[Job], float], Sequence[Rank]]:
@@ -91,10 +97,16 @@ POLICIES: dict[PolicyName, Policy] = {
             name="d-edf",
             ranks=_each(d_edf),
             make_order=lambda: DeadlinePassedOrder(d_edf),
+            lost_tier=1,
             late_at_deadline=True,
         ),
-        Policy(name="s-edf", ranks=_each(s_edf), make_order=lambda: SlackOrder(s_edf)),
+        Policy(name="s-edf", ranks=_each(s_edf), make_order=lambda: SlackOrder(s_edf), lost_tier=1),
         Policy(name="srpt", ranks=_each(srpt), make_order=lambda: StaticOrder(srpt)),
-        Policy(name="moore-hodgson", ranks=moore_hodgson, make_order=lambda: FeasibleSetOrder(s_edf)),
+        Policy(
+            name="moore-hodgson",
+            ranks=moore_hodgson,
+            make_order=lambda: FeasibleSetOrder(s_edf),
+            lost_tier=3,
+        ),
     )
 }

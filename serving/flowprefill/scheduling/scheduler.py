@@ -14,8 +14,8 @@ Rules of this file
     CapacityFreed. Blocks enter the prefix cache when the task that computed them completes.
  8. A request gets exactly one Finish. A cancelled member of a task with live members gets it at once and
     its blocks go back when the task ends; a task without a live member gets Cancel.
- 9. A parked task may be dropped for an urgent request that lacks KV (`suspended.py`): Cancel, and when Failed
-    answers, its live requests wait again. An idle engine waits for that, for it takes a moment only.
+ 9. A parked task may be dropped for an urgent request that lacks KV or a slot (`decision.py`): Cancel, and when
+    Failed answers, its live requests wait again. The running task is never dropped.
 """
 
 from __future__ import annotations

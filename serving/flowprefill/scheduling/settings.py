@@ -35,7 +35,7 @@ class SchedulerSettings:
 
     `batch_token_budget` counts new tokens, net of cached prefix. `ageing=None` reproduces the paper.
     `recompute_suspended` allows dropping the suspended task with the latest deadline when an urgent request
-    lacks KV. `queue_limit` bounds waiting requests. `guard_deadlines=False` fills batches up to the budget in
+    lacks KV, and a suspended one whose deadline is lost when it lacks a slot. `queue_limit` bounds waiting requests. `guard_deadlines=False` fills batches up to the budget in
     policy order whatever that does to deadlines, as systems without SLO-aware batching do.
     """
 
