@@ -121,6 +121,7 @@ def _torch(config: PodConfig) -> Engine:
         block_size=engine.block_size,
         threads=engine.threads,
         max_gap_s=engine.max_gap_milliseconds / 1000,
+        tile_tokens=engine.operator_tile_tokens,
         max_model_len=config.model.max_model_len,
         model=name,
         revision=revision,

@@ -8,11 +8,12 @@ experts functions registered with transformers, so no model's code is copied.
     layout    which rows, tiles and attention pieces a batch has (pure)
     plan      points and the share of work before each (pure)
     costs     seconds per operator, measured on this machine (pure arithmetic)
-    calibrate measure them
+    calibrate, choose_dtype  measure them, and which number type is faster
+    agreement a check at load against transformers' own forward
     trace     the order of operators inside each decoder layer
-    instrument, attention, experts    where the points are
+    instrument, attention, attention_blocks, experts    where the points are
     run_state one task inside the model; window bounds what a GPU has in flight
-    kv        the paged pool;  sampling  next tokens;  profile  the predictor's warm-up
+    kv        the paged pool;  sampling  next tokens
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Causal attention over paged keys and values, one packed tile at a time, with points between its pieces.
 
-    H query heads, KH key-value heads, G = H / KH, hd head width, R rows of the tile, L keys
+H query heads, KH key-value heads, G = H / KH, hd head width, R rows of the tile, L keys
 
-A piece is a causal block on the diagonal (the rows' own keys) and an unmasked block of everything before, merged by
-their log-sum-exp: neither needs a mask tensor. Grouped heads are a stride-0 view of the keys, never a copy.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from flowprefill.engines.torch_engine.attention_blocks import attend
 from flowprefill.engines.torch_engine.layout import Segment, Unit
 
 if TYPE_CHECKING:
@@ -65,12 +64,11 @@ def attend_tile(
     run.kv.write(layer, run.places[run.tile], key, value)
     units_of = run.plan.units[window][run.tile]
     if len(units_of) == 1 and len(units_of[0]) == 1:
-        segment = tile.segments[0]
-        keys, values = _keys_values(run, layer, segment, key, value)
-        out = _attend(query, keys, values, segment.position, scale, window)
-        if run.fine:
-            run.point()
-        return out.unsqueeze(0)
+        whole = _attend_fresh(query, key, value, tile.segments[0], scale, window)
+        if whole is not None:
+            if run.fine:
+                run.point()
+            return whole
     out = torch.empty(
         (1, query.shape[1], query.shape[0], value.shape[-1]), dtype=query.dtype, device=query.device
     )
@@ -81,6 +79,25 @@ def attend_tile(
             if run.fine:
                 run.point()
     return out
+
+
+def _attend_fresh(
+    query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: float, window: int | None
+) -> Tensor | None:
+    """The commonest case in one call: a tile that is one whole prompt; None when it is not. Returns [1, R, H, hd]."""
+    rows = query.shape[1]
+    if segment.position or segment.spans_tiles or (window is not None and rows > window):
+        return None
+    # Exactly the call that transformers makes, so that an uncut prompt has its very bits.
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
+        is_causal=rows > 1,
+        scale=scale,
+        enable_gqa=query.shape[0] != key.shape[0],
+    )
+    return out.transpose(1, 2)
 
 
 def _keys_values(
@@ -134,101 +151,14 @@ def _attend_unit(
     group = query.shape[0] // keys.shape[0]
     heads = slice(unit.head0 * group, unit.head1 * group)
     rows = slice(segment.row0 + unit.row0, segment.row0 + unit.row1)
-    end = segment.position + unit.row1
+    past, end = segment.position + unit.row0, segment.position + unit.row1
     kv = slice(unit.head0, unit.head1)
-    out[rows, heads] = _attend(
-        query[heads, rows], keys[kv, :end], values[kv, :end], segment.position + unit.row0, scale, window
-    )
-
-
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, past: int, scale: float, window: int | None
-) -> Tensor:
-    """query [H, R, hd] at positions `[past, past + R)` over keys and values [KH, past + R, hd]; returns [R, H, hd]."""
-    heads, rows, width = query.shape
-    kv_heads = keys.shape[0]
-    group = heads // kv_heads
-    if window is not None and past + rows > window:
-        return _attend_window(query, keys, values, past, scale, window)
-    if rows == 1:
-        # A decode row: the group's heads are the rows of one small unmasked call.
-        folded = query.view(1, kv_heads, group, width)
-        out, _ = attend_block(folded, keys.unsqueeze(0), values.unsqueeze(0), scale, causal=False)
-        return out.reshape(1, heads, width)
-    grouped = query.view(kv_heads, group, rows, width)
-    out, lse = attend_block(
-        grouped, _expand(keys[:, past:], group), _expand(values[:, past:], group), scale, causal=True
-    )
-    if past:
-        before, before_lse = attend_block(
-            grouped, _expand(keys[:, :past], group), _expand(values[:, :past], group), scale, causal=False
-        )
-        out = merge(out, lse, before, before_lse)
-    return out.permute(2, 0, 1, 3).reshape(rows, heads, width)
-
-
-def _attend_window(
-    query: Tensor, keys: Tensor, values: Tensor, past: int, scale: float, window: int
-) -> Tensor:
-    """As `_attend` when some row does not see every earlier key: one masked block over the keys in reach."""
-    heads, rows, width = query.shape
-    kv_heads = keys.shape[0]
-    group = heads // kv_heads
-    first = max(0, past - window + 1)
-    positions = torch.arange(past, past + rows, device=query.device).unsqueeze(1)
-    reach = torch.arange(first, past + rows, device=query.device).unsqueeze(0)
-    hidden = (reach > positions) | (reach <= positions - window)  # [R, L]
-    mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(
-        hidden, float("-inf")
-    )
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query.view(kv_heads, group, rows, width),
-        _expand(keys[:, first:], group),
-        _expand(values[:, first:], group),
-        attn_mask=mask,
+    attend(
+        out[rows, heads],
+        query[heads, rows],
+        keys[kv, :end],
+        values[kv, :end],
+        past=past,
         scale=scale,
+        window=window,
     )
-    return out.permute(2, 0, 1, 3).reshape(rows, heads, width)
-
-
-def _expand(tensor: Tensor, group: int) -> Tensor:
-    """[KH, L, hd] seen as [KH, G, L, hd]."""
-    return tensor.unsqueeze(1).expand(-1, group, -1, -1)
-
-
-def attend_block(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """Attention [B, h, R, hd] over one block of keys, and the log-sum-exp of its scores [B, h, R] (float32)."""
-    if query.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, keys, values, 0.0, causal, scale=scale
-        )
-        return out, lse
-    if query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, keys, values, 0.0, causal, scale=scale
-        )[:2]
-        return out, lse
-    return attend_block_by_parts(query, keys, values, scale, causal=causal)
-
-
-def attend_block_by_parts(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """As `attend_block`, from plain operators: devices and types without a fused kernel that tells its log-sum-exp."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)).float() * scale
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores.masked_fill_(hidden, float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1)
-    return torch.matmul(torch.exp(scores - lse.unsqueeze(-1)).to(values.dtype), values), lse
-
-
-def merge(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
-    """Attention over the union of two disjoint sets of keys, from the attention over each.
-
-    Each part's weight is its share of the summed exponentials: `other` weighs exp(b) / (exp(a) + exp(b)), a sigmoid.
-    """
-    weight = torch.sigmoid(other_lse - one_lse).to(one.dtype).unsqueeze(-1)
-    return torch.lerp(one, other, weight)

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowprefill.engines.protocol import DecodeSequence, EngineSpec, Gate, PrefillItem
+from flowprefill.engines.protocol import DecodeSequence, EngineSpec, Gate, Plan, PrefillItem
 from flowprefill.engines.torch_engine.agreement import check_agreement
 from flowprefill.engines.torch_engine.calibrate import measure
 from flowprefill.engines.torch_engine.choose_dtype import choose
@@ -105,6 +106,7 @@ class TorchEngine:
         block_size: int = 16,
         threads: int = 1,
         max_gap_s: float | None = 0.02,
+        tile_tokens: int | None = None,
         max_model_len: int | None = None,
         model: str | None = None,
         revision: str = "",
@@ -113,7 +115,8 @@ class TorchEngine:
         """Load the model in directory `path` and size its tiles for this machine.
 
         `kv_cache_tokens` bounds the KV pool, rounded up to whole blocks of `block_size`. `max_gap_s` bounds the time
-        between two preemption points (None: operators are not cut). Raises ModelNotLoadable or InvalidConfiguration.
+        between two preemption points (None: operators are not cut) and `tile_tokens` the token rows of an operator
+        besides. Raises ModelNotLoadable or InvalidConfiguration.
         """
         path = Path(path)
         use_threads(threads)
@@ -136,7 +139,10 @@ class TorchEngine:
         with engine.thread_context():
             check_agreement(engine)
             engine.costs = measure(engine)
-        engine.tiles = choose_tiles(loaded.trace, engine.costs, max_gap_s)
+        tiles = choose_tiles(loaded.trace, engine.costs, max_gap_s)
+        if tile_tokens is not None:
+            tiles = replace(tiles, rows=min(tile_tokens, tiles.rows or tile_tokens))
+        engine.tiles = tiles
         logger.info(
             "torch engine ready",
             extra={
@@ -193,8 +199,9 @@ class TorchEngine:
             costs=self.costs,
         )
 
-    def run(self, plan: TorchPlan, gate: Gate) -> Sequence[int | None]:
-        """Run `plan` to its end in the calling thread; see the protocol."""
+    def run(self, plan: Plan, gate: Gate) -> Sequence[int | None]:
+        """Run `plan`, one of this engine's, to its end in the calling thread; see the protocol."""
+        assert isinstance(plan, TorchPlan), "an engine runs only its own plans"
         logits = self.forward(plan, gate)
         if logits is None:
             return [None] * len(plan.items)

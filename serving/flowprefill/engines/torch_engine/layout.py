@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+HEAD_ROWS = 512
+"""From this many rows on, attention is one kernel call per key-value head, so a point stands between any two."""
+
 ROW_MULTIPLE = 32
 """Tile heights are multiples of this where they can be: GEMM kernels like round heights."""
 
@@ -138,13 +141,14 @@ def cut_units(
     """Cut one segment's attention into units of at most `limit` (row, key, query head) triples.
 
     Heads are cut before rows: fewer heads cost nothing, fewer rows make the kernel less efficient. A unit has
-    at least one key-value head and one row. `group_size` is query heads per key-value head.
+    at least one key-value head and one row, and one head alone when its rows are many. `group_size` is query
+    heads per key-value head.
     """
     rows = segment.num_rows
     keys = num_keys(segment, rows, window)
-    heads = num_kv_heads
+    heads = num_kv_heads if rows < HEAD_ROWS else 1
     if limit is not None and rows * keys * heads * group_size > limit:
-        heads = max(1, limit // (rows * keys * group_size))
+        heads = min(heads, max(1, limit // (rows * keys * group_size)))
         if heads == 1 and rows * keys * group_size > limit:
             rows = max(1, limit // (keys * group_size))
             if rows > ROW_MULTIPLE:
