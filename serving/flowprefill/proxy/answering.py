@@ -22,7 +22,14 @@ from typing import ParamSpec, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from flowprefill.errors import FlowPrefillError, InvalidRequest, NotFound, RequestTimeout, UpstreamFailed
+from flowprefill.errors import (
+    FlowPrefillError,
+    InvalidRequest,
+    NotFound,
+    RequestTimeout,
+    Unavailable,
+    UpstreamFailed,
+)
 from flowprefill.openai.collect import ResponseCollector
 from flowprefill.openai.headers import REQUEST_ID_HEADER
 from flowprefill.openai.parse import ParsedRequest, parse_request, read_body
@@ -72,9 +79,10 @@ class Answerer:
             await unless_client_leaves(receive, self._serve(body, scope, answer))
         except ClientLeft:
             record.status = record.status if answer.ended else None
-        except asyncio.CancelledError:  # the proxy stops and has waited long enough
-            record.status, record.broken = record.status or 503, True
-            raise
+        except (
+            asyncio.CancelledError
+        ):  # the proxy stops and has waited long enough; this is the request's top
+            await answer.fail(Unavailable("the proxy stopped before this request was answered"))
         except PodRefused as refused:
             await answer.pass_on(refused)
         except Exception as error:  # the top of a request

@@ -36,7 +36,9 @@ from flowprefill.wire import Endpoint
 
 log = logging.getLogger(__name__)
 
-HEADS_PER_ROUND = 64
+HEADS_PER_ROUND = 8
+"""Requests a round looks at. One that places them all is followed by another."""
+
 TIMER_SLACK_S = 0.001
 
 
@@ -193,6 +195,9 @@ class Dispatcher:
             for request in self._queue.first(HEADS_PER_ROUND, now_s):
                 if not self._try(self._waiters[request.request_id], pods, rules, now_s):
                     break  # what is behind the head would pass it
+            else:
+                if self._waiters:
+                    self.wake()
         self._arm(pods, now_s)
 
     def _try(self, waiter: _Waiter, pods: list[Pod], rules: Rules, now_s: float) -> bool:

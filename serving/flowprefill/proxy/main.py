@@ -144,7 +144,7 @@ class Proxy:
             servers[0].should_exit = True
             if not await self.lifecycle.idle(self.settings.drain_s):
                 log.warning("drain time is over", extra={"in_flight": self.lifecycle.num_in_flight})
-                servers[0].force_exit = True
+                await servers[0].cancel_requests()
             self.dispatcher.close()
         finally:
             for server in servers:
@@ -249,6 +249,13 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def cancel_requests(self) -> None:
+        """End what is in flight: every request gets its answer, an error, at once."""
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _started(servers: list[_Server], serving: list[asyncio.Task[None]]) -> None:

@@ -51,8 +51,8 @@ REASONS: tuple[Reason, ...] = (
 NEUTRAL_TIERS = frozenset({"auto", "default"})
 """Tiers that mean "no preference" in OpenAI's API; without a mapping they are not worth a count."""
 
-_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
-_NEGATIVE = re.compile(r"-[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?")
+_NEGATIVE = re.compile(r"-[0-9]{1,20}(\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,6 +245,24 @@ async def test_a_stopping_proxy_answers_with_connection_close_and_lets_streams_e
         await running.task
 
 
+async def test_a_second_signal_ends_what_is_in_flight_with_an_error_that_counts_as_missed(tmp_path):
+    async with proxy_with_pods(tmp_path, lame_duck_s=60.0, drain_s=60.0) as pair:
+        proxy = pair.running.proxy
+        pair.prefill[0].gate.clear()
+        unary = asyncio.create_task(pair.running.complete())
+        await until(lambda: pair.prefill[0].seen)
+        pair.prefill[0].report(draining=True)
+        await until(lambda: proxy.pods.candidates()[0].state.draining)
+        waiting = asyncio.create_task(pair.running.complete())
+        await until(lambda: proxy.dispatcher.num_waiting == 1)
+        proxy.lifecycle.stop()
+        proxy.lifecycle.stop()
+        await pair.running.task
+        assert [answer.status_code for answer in await asyncio.gather(unary, waiting)] == [503, 503]
+        await until(lambda: pair.prefill[0].seen[0].cancelled)
+        assert proxy.attainment.report(["chat"], proxy.clock.now_s())["chat"]["missed"] == 2
+
+
 async def test_a_proxy_process_serves_and_exits_with_0_on_sigterm(tmp_path):
     prefill, decode = FakePrefill(name="p0"), FakeDecode(name="d0")
     decode.sources = [prefill]

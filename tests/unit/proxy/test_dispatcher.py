@@ -177,6 +177,39 @@ def test_a_request_that_arrives_later_and_is_more_urgent_overtakes_those_still_a
     assert run(main()) == ["doc0", "doc1", "urgent", "doc2", "doc3"]
 
 
+def test_nothing_passes_the_head_of_the_queue_even_where_it_would_fit():
+    async def main() -> list[str]:
+        pods = Pods(pods=[idle_pod()])
+        queue = dispatcher(pods)
+        simulated = SimulatedPod("p0", queue, pods.pods[0])
+
+        async def one(name: str, tokens: int, slo_s: float) -> None:
+            simulated.take(await queue.place(request(name, tokens=tokens, slo_s=slo_s)))
+
+        async with asyncio.TaskGroup() as group:
+            for name, tokens, slo_s in (
+                ("runs", 2000, 5.0),
+                ("ahead", 600, 10.0),
+                ("does not fit", 900, 20.0),
+                ("would fit", 100, 30.0),
+            ):
+                group.create_task(one(name, tokens, slo_s))
+        await asyncio.sleep(10)
+        return [name for name, _ in simulated.log]
+
+    assert run(main()) == ["runs", "ahead", "does not fit", "would fit"]
+
+
+def test_many_requests_that_fit_are_placed_over_several_rounds():
+    async def main() -> int:
+        pods = Pods(pods=[idle_pod(f"p{i}") for i in range(40)])
+        queue = dispatcher(pods)
+        places = await asyncio.gather(*(queue.place(request(f"r{i}")) for i in range(40)))
+        return len({place.first.name for place in places})
+
+    assert run(main()) == 40
+
+
 def test_a_full_queue_refuses_and_a_place_in_it_comes_back():
     async def main() -> None:
         queue = dispatcher(Pods(), queue_limit=2)
