@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flowprefill.bench.text import paragraphs, prose
+from flowprefill.errors import FlowPrefillError
 
 CHAT, DOCUMENT = "chat", "document"
 SHORT_SHARE = 0.7
@@ -74,7 +75,7 @@ def choose_shape(predict_s: Callable[[int], float], max_model_len: int) -> Shape
     """Lengths such that the longest document prefills in at most `LONGEST_PREFILL_S`, 16 times a mean short one.
 
     On a machine too slow for 16 x 64 tokens the range of documents narrows from above, never below 10 times
-    the mean short prompt; raises ValueError when even that takes too long for the load to make sense.
+    the mean short prompt; raises FlowPrefillError when even that takes too long for the load to make sense.
     """
     fits = [
         n
@@ -92,7 +93,7 @@ def choose_shape(predict_s: Callable[[int], float], max_model_len: int) -> Shape
         shortest = MIN_RATIO * short_mean
         longest = max(longest, shortest)
     if predict_s(shortest) > 2 * LONGEST_PREFILL_S:
-        raise ValueError(
+        raise FlowPrefillError(
             f"a prompt of {shortest} tokens prefills in {predict_s(shortest):.1f} s here; the demo load needs at "
             f"most {2 * LONGEST_PREFILL_S:.0f} s: close other programs, or use a faster machine"
         )

@@ -4,6 +4,7 @@ import pytest
 
 from flowprefill.bench.load import CHAT, DOCUMENT, at_rate, choose_shape, make_load, mean_service_s
 from flowprefill.bench.text import paragraphs
+from flowprefill.errors import FlowPrefillError
 
 
 class Words:
@@ -38,7 +39,7 @@ def test_documents_are_10_to_16_times_longer_and_the_longest_takes_at_most_2_s(t
 
 
 def test_a_machine_that_is_too_slow_is_told_so() -> None:
-    with pytest.raises(ValueError, match="close other programs"):
+    with pytest.raises(FlowPrefillError, match="close other programs"):
         choose_shape(per_token(1 / 50), max_model_len=8192)
 
 
