@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ SHIM = Path(__file__).with_name("shim.py")
 ORPHAN_GRACE_S = 5.0
 """How long a command may take to stop after the supervisor itself died."""
 READ_BYTES = 65_536
+LAST_OUTPUT_S = 1.0
+"""How long to wait for the rest of the output after the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,19 @@ class Exit:
 class Process:
     """A running command; made by `start`. All methods run on the event loop that started it."""
 
-    def __init__(self, shim: asyncio.subprocess.Process, pid: int, log: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        shim: asyncio.subprocess.Process,
+        pid: int,
+        output: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+        log: Callable[[bytes], None],
+    ) -> None:
         self._shim = shim
+        self._pipe = pipe
         self.pid = pid
         """Process id of the command, the leader of its group."""
-        self._output = asyncio.create_task(self._copy_output(log))
+        self._copying = asyncio.create_task(_copy(output, log))
         self._exit = asyncio.create_task(self._wait())
 
     @classmethod
@@ -54,24 +65,35 @@ class Process:
         The descriptors in `keep_open` stay open in the shim (not in the command) until the command has ended: a
         lock behind them is held as long as anything of it runs.
         """
-        shim = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            str(SHIM),
-            str(ORPHAN_GRACE_S),
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(env),
-            cwd=cwd,
-            pass_fds=tuple(keep_open),
-            start_new_session=True,
+        # A pipe of our own: asyncio's would hold back the exit until every holder of the other end is gone.
+        read_end, write_end = os.pipe()
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read_end, "rb", buffering=0)
         )
-        assert shim.stdout is not None
-        first = (await shim.stdout.readline()).strip()
-        return cls(shim, int(first) if first.isdigit() else shim.pid, log)
+        try:
+            shim = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(SHIM),
+                str(ORPHAN_GRACE_S),
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=write_end,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(env),
+                cwd=cwd,
+                pass_fds=tuple(keep_open),
+                start_new_session=True,
+            )
+        except OSError:
+            pipe.close()
+            raise
+        finally:
+            os.close(write_end)
+        first = (await output.readline()).strip()
+        return cls(shim, int(first) if first.isdigit() else shim.pid, output, pipe, log)
 
     @property
     def ended(self) -> bool:
@@ -96,17 +118,18 @@ class Process:
             with contextlib.suppress(OSError, RuntimeError):
                 self._shim.stdin.write(command)
 
-    async def _copy_output(self, log: Callable[[bytes], None]) -> None:
-        assert self._shim.stdout is not None
-        while chunk := await self._shim.stdout.read(READ_BYTES):
-            log(chunk)
-
     async def _wait(self) -> Exit:
         code = await self._shim.wait()
-        # A grandchild that left the group may hold the pipe; its output is not waited for.
-        done, _ = await asyncio.wait({self._output}, timeout=1.0)
+        # What left the command's group may hold the pipe still; its output is not waited for.
+        done, _ = await asyncio.wait({self._copying}, timeout=LAST_OUTPUT_S)
         if not done:
-            self._output.cancel()
+            self._copying.cancel()
+        self._pipe.close()
         assert self._shim.stdin is not None
         self._shim.stdin.close()
         return Exit(code=code)
+
+
+async def _copy(output: asyncio.StreamReader, log: Callable[[bytes], None]) -> None:
+    while chunk := await output.read(READ_BYTES):
+        log(chunk)

@@ -5,7 +5,7 @@ input is a pipe from the supervisor: the byte T asks for SIGTERM to the command,
 the end of the pipe means that the supervisor is gone, even by SIGKILL, and the command is stopped: SIGTERM,
 `GRACE_S` seconds, SIGKILL. On Linux the command also dies with this shim (PR_SET_PDEATHSIG).
 
-The first line of output is the command's process id. When the command ends, whatever it left in its group is killed, and the shim ends the same way: with the command's
+The first line of output is the command's process id. When the command ends, whatever it left is killed, and the shim ends the same way: with the command's
 exit code, or 128 + signal. 127 says that the command could not be started.
 """
 
@@ -20,18 +20,19 @@ import sys
 import time
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
-def _die_with_parent() -> None:
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _exec(argv: list[str], go: int) -> None:
     """In the child: become the command once the shim says go. Returns only by ending the process."""
     try:
         os.setsid()
-        _die_with_parent()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.read(go, 1) != b"g":  # the shim died before the kernel was told
             os._exit(127)
         with open(os.devnull, "rb") as null:
@@ -62,9 +63,11 @@ def _serve(pid: int, grace_s: float) -> int:
     watched = [0, woken]
     kill_at: float | None = None
     while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == pid:
             return status
+        if ended:  # adopted
+            continue
         timeout = None if kill_at is None else max(kill_at - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], timeout)
         if woken in ready:
@@ -84,11 +87,27 @@ def _serve(pid: int, grace_s: float) -> int:
             kill_at = None
 
 
+def _kill_adopted() -> None:
+    """Kill what left the command's group: on Linux the shim has adopted it."""
+    listing = f"/proc/self/task/{os.getpid()}/children"
+    while os.path.exists(listing):
+        with open(listing) as file:
+            children = file.read().split()
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+
+
 def main() -> None:
     grace_s, argv = float(sys.argv[1]), sys.argv[2:]
     # A terminal's Ctrl-C and a broken log pipe concern the supervisor; it then tells this shim.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     go, say_go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -101,6 +120,7 @@ def main() -> None:
     os.close(go)
     status = _serve(pid, grace_s)
     _signal_group(pid, signal.SIGKILL)
+    _kill_adopted()
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
