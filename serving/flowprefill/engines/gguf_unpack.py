@@ -17,7 +17,7 @@ def unpack(gguf: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    where = {
+    where: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,
         "local_files_only": True,
