@@ -2,12 +2,14 @@
 
 `python standin_pod.py [serve|proxy] --port N --admin-port N ... ` where the folder in $SWITCHES may hold files that
 change the behaviour while it runs: `<role>.unready`, `<role>.unhealthy`, `<role>.crash` (exit 3 at start),
-`<role>.stubborn` (ignore SIGTERM), `<role>.child` (have a child process). GET / on the API port answers with what the pod knows of itself, as JSON.
+`<role>.stubborn` (ignore SIGTERM), `<role>.child` (have a child process), `<role>.daemon` (have
+one that left the process group). GET / on the API port answers with what the pod knows of itself, as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -37,11 +39,10 @@ def main() -> int:
         _say("this pod crashes on purpose")
         return 3
     # A process that a group kill must take along.
-    child = (
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        if switched("child")
-        else None
-    )
+    child = None
+    if switched("child") or switched("daemon"):
+        program = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(program, start_new_session=switched("daemon"))
     stop = threading.Event()
 
     def on_term(number: int, frame: object) -> None:
@@ -84,8 +85,9 @@ def main() -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # the node may be gone
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def _answer(handler: BaseHTTPRequestHandler, code: int, body: object) -> None:

@@ -80,6 +80,18 @@ def test_a_pod_that_is_not_ready_is_taken_out_and_comes_back(service: LocalServi
     assert service.pods("decode")[0].restarts == 0
 
 
+def test_clients_are_not_sent_to_a_proxy_that_is_not_ready(service: LocalService) -> None:
+    service.write()
+    service.up()
+    service.switch("proxy.unready")
+    service.until(lambda status: not status.ready, "the proxy is not ready")
+    with pytest.raises(OSError):
+        service.get()
+    service.switch("proxy.unready", on=False)
+    service.until(lambda status: status.ready, "the proxy is ready again")
+    assert service.get()["role"] == "proxy"
+
+
 def test_a_killed_pod_is_started_again_with_the_same_name(service: LocalService) -> None:
     service.write()
     service.up()
@@ -142,9 +154,13 @@ def test_a_stubborn_pod_is_killed_with_its_children_at_the_end_of_its_grace(serv
     assert service.processes() == []
 
 
-def test_what_a_pod_leaves_running_goes_with_it(service: LocalService) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["child", pytest.param("daemon", marks=pytest.mark.skipif(not psutil.LINUX, reason="needs Linux"))],
+)
+def test_what_a_pod_leaves_running_goes_with_it(service: LocalService, kind: str) -> None:
     service.write()
-    service.switch("decode.child")
+    service.switch(f"decode.{kind}")
     service.up()
     child = psutil.Process(service.get(f"http://{_address(service, 'decode')}")["child"])
     service.run("down")
