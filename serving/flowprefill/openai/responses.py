@@ -58,7 +58,6 @@ class ResponseShape:
     response_id: str
     created: int = field(default_factory=lambda: int(time.time()))
     include_usage: bool = False
-    service_tier: str | None = None
 
     @classmethod
     def new(cls, endpoint: Endpoint, model: str, *, include_usage: bool = False) -> ResponseShape:
@@ -126,8 +125,6 @@ class ResponseShape:
             "created": self.created,
             "model": self.model,
         }
-        if self.service_tier is not None:
-            head["service_tier"] = self.service_tier
         return head
 
 

@@ -215,11 +215,6 @@ class DecodeBridge:
         """Wait for all fills to end."""
         await asyncio.gather(*self._fills, return_exceptions=True)
 
-    @property
-    def num_jobs(self) -> int:
-        """Jobs without an end."""
-        return len(self._jobs)
-
     # The decoder's thread.
 
     def on_admitted(self, request_id: str, block_ids: Sequence[int], num_cached_tokens: int) -> None:

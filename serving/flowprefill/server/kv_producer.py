@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from functools import partial
 
 from flowprefill.engines.protocol import Engine
@@ -48,10 +49,9 @@ class KVServer:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port in use (`port` 0 picks a free one)."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=STREAM_LIMIT_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+    async def start(self, at: socket.socket) -> None:
+        """Listen on a bound socket."""
+        self._server = await asyncio.start_server(self._serve, sock=at, limit=STREAM_LIMIT_BYTES)
 
     async def close(self) -> None:
         """Stop listening and end the connections."""

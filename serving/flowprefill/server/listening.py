@@ -39,9 +39,9 @@ class _QuietServer(uvicorn.Server):
 class HttpServer:
     """One app on one port."""
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, drain_s: float) -> None:
-        """Port 0 lets the system choose. `drain_s` bounds how long `stop` waits for answers under way."""
-        self._socket = _bound(host, port)
+    def __init__(self, app: ASGIApp, *, at: socket.socket, drain_s: float) -> None:
+        """`at` comes from `bound`. `drain_s` bounds how long `stop` waits for answers under way."""
+        self._socket = at
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -49,15 +49,12 @@ class HttpServer:
             server_header=False,
             lifespan="off",
             ws="none",
+            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(drain_s)),
         )
         self._server = _QuietServer(config)
         self._serving: asyncio.Task[None] | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
 
     async def start(self) -> None:
         """Return once connections are accepted."""
@@ -65,7 +62,7 @@ class HttpServer:
         while not self._server.started:
             if self._serving.done():
                 await self._serving
-                raise InvalidConfiguration(f"the server on port {self.port} ended at its start")
+                raise InvalidConfiguration(f"the server on port {port_of(self._socket)} ended at its start")
             await asyncio.sleep(0.005)
 
     async def stop(self, *, hurry: asyncio.Future[None] | None = None) -> None:
@@ -81,16 +78,25 @@ class HttpServer:
         await self._serving
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound before the server runs, so that a port in use is an error at once."""
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has its port and does not listen yet, so that a port in use is an error before a model loads.
+
+    Port 0 lets the system choose. Raises `InvalidConfiguration`.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
+        made.bind((host, port))
     except OSError as error:
-        bound.close()
-        raise InvalidConfiguration(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    bound.listen(BACKLOG)
-    bound.setblocking(False)
-    return bound
+        made.close()
+        raise InvalidConfiguration(
+            f"cannot listen on {host}:{port}: {error.strerror}; give a free port of this machine, or 0"
+        ) from None
+    made.setblocking(False)
+    return made
+
+
+def port_of(at: socket.socket) -> int:
+    """The port of a bound socket."""
+    return int(at.getsockname()[1])

@@ -23,6 +23,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
+from flowprefill.errors import InvalidConfiguration
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
 from flowprefill.openai.auth import KeyFile
@@ -30,7 +31,7 @@ from flowprefill.scheduling.profile import Profile
 from flowprefill.server.admin import admin_app
 from flowprefill.server.http import api_app
 from flowprefill.server.lifecycle import Lifecycle
-from flowprefill.server.listening import HttpServer
+from flowprefill.server.listening import HttpServer, bound, port_of
 from flowprefill.server.live import LiveDocument, read_live_config, read_pod_config
 from flowprefill.server.loading import Loaded, load
 from flowprefill.server.role import Pod, Role
@@ -117,29 +118,46 @@ class PodServer:
         lifecycle.subscribe(lambda: _phase_changed(lifecycle, metrics, states))
         self._lifecycle = lifecycle
         roles: list[Role] = []
+        sockets = self._bind()
         admin = HttpServer(
             admin_app(
                 lifecycle=lifecycle,
                 registry=metrics.registry,
                 states=states,
-                before_scrape=lambda: _before_scrape(roles),
+                before_scrape=lambda: _before_scrape(metrics, lifecycle, roles),
                 history=lambda: roles[0].history() if roles else {},
             ),
-            host=self._host,
-            port=self._admin_port,
+            at=sockets["admin"],
             drain_s=ADMIN_DRAIN_S,
         )
-        self.admin_port = admin.port
         with _signals(lifecycle) if self._handle_signals else contextlib.nullcontext():
             await admin.start()
             try:
                 loaded = await self._loaded(lifecycle)
                 if loaded is not None:
-                    await self._serve(loaded, live, lifecycle, metrics, states, roles)
+                    await self._serve(loaded, live, lifecycle, metrics, states, roles, sockets)
             finally:
                 lifecycle.enter("stopped")
                 states.close()
                 await admin.stop()
+                for at in sockets.values():
+                    at.close()
+
+    def _bind(self) -> dict[str, socket.socket]:
+        """Take all ports before a model is loaded for minutes."""
+        wanted = {"api": self._port, "admin": self._admin_port}
+        if self._role_name == "prefill":
+            wanted["kv"] = self._kv_port
+        sockets: dict[str, socket.socket] = {}
+        try:
+            for name, port in wanted.items():
+                sockets[name] = bound(self._host, port)
+        except InvalidConfiguration:
+            for at in sockets.values():
+                at.close()
+            raise
+        self.api_port, self.admin_port = port_of(sockets["api"]), port_of(sockets["admin"])
+        return sockets
 
     def _facts(self, live: LiveConfig) -> dict[str, object]:
         """What the log says about a pod that begins to serve."""
@@ -180,6 +198,7 @@ class PodServer:
         metrics: EngineMetrics,
         states: StateHub,
         roles: list[Role],
+        sockets: dict[str, socket.socket],
     ) -> None:
         config = self._config
         pod = Pod(
@@ -195,9 +214,7 @@ class PodServer:
         )
         if loaded.profile is not None:
             _describe_predictor(metrics, loaded.profile)
-        role = new_role(
-            pod, loaded, host=self._host, kv_port=self._kv_port, advertise_host=_advertised(self._host)
-        )
+        role = new_role(pod, loaded, kv_socket=sockets.get("kv"), advertise_host=_advertised(self._host))
         keys = None
         if self._role_name == "colocated" and config.api_keys_file is not None:
             keys = KeyFile(Path(config.api_keys_file))
@@ -209,8 +226,7 @@ class PodServer:
             logs_requests=lambda: live.current.per_request_log,
         )
         termination = config.termination
-        api = HttpServer(app, host=self._host, port=self._port, drain_s=termination.drain_seconds)
-        self.api_port = api.port
+        api = HttpServer(app, at=sockets["api"], drain_s=termination.drain_seconds)
         live.subscribe(lambda changed: _live_changed(changed, role, states))
         watching = asyncio.ensure_future(live.watch())
         try:
@@ -227,7 +243,9 @@ class PodServer:
             await lifecycle.pause(termination.lame_duck_seconds)
             lifecycle.enter("draining")
             drain_until_s = time.monotonic() + termination.drain_seconds
-            await api.stop(hurry=lifecycle.hurry_asked())
+            hurry = lifecycle.hurry_asked()
+            await api.stop(hurry=hurry)
+            hurry.cancel()
             drained = asyncio.ensure_future(role.drained())
             if not await lifecycle.until(drained, drain_until_s - time.monotonic()):
                 log.warning("stopping before all work was done", extra={"role": self._role_name})
@@ -257,7 +275,8 @@ def _describe_predictor(metrics: EngineMetrics, profile: Profile) -> None:
     )
 
 
-def _before_scrape(roles: Sequence[Role]) -> None:
+def _before_scrape(metrics: EngineMetrics, lifecycle: Lifecycle, roles: Sequence[Role]) -> None:
+    metrics.pod.ready(lifecycle.ready)
     for role in roles:
         role.before_scrape()
 

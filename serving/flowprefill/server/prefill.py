@@ -117,11 +117,6 @@ class PrefillService:
         """The blocks of a finished prefill may be reused."""
         self.driver.release([request_id])
 
-    @property
-    def num_pending(self) -> int:
-        """Prefills without an outcome."""
-        return len(self._pending)
-
     # The scheduler's thread.
 
     def payload(self, task: Task) -> Sequence[PrefillItem]:

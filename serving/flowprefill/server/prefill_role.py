@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
+from flowprefill.server.listening import port_of
 from flowprefill.server.role import Pod
 from flowprefill.server.scheduled import ScheduledPrefill
 from flowprefill.server.slo import decode_max_tokens, slo_of
@@ -34,10 +36,10 @@ class PrefillRole:
     """Takes prefill legs, answers one token and where the KV waits, and lets decode pods pull it."""
 
     def __init__(
-        self, pod: Pod, predictor: Predictor, *, host: str, kv_port: int, advertise_host: str
+        self, pod: Pod, predictor: Predictor, *, kv_socket: socket.socket, advertise_host: str
     ) -> None:
         self._pod = pod
-        self._host, self._kv_port, self._advertise_host = host, kv_port, advertise_host
+        self._kv_socket, self._advertise_host = kv_socket, advertise_host
         self._engine_id = uuid.uuid4().hex
         self._scheduled = ScheduledPrefill(pod, predictor, num_kv_blocks=pod.engine.spec.num_kv_blocks)
         self._service = self._scheduled.service
@@ -77,8 +79,8 @@ class PrefillRole:
 
     async def start(self) -> None:
         self._scheduled.driver.start()
-        self._kv_port = await self._kv_server.start(self._host, self._kv_port)
-        log.info("KV port open", extra={"host": self._host, "port": self._kv_port})
+        await self._kv_server.start(self._kv_socket)
+        log.info("KV port open", extra={"host": self._advertise_host, "port": port_of(self._kv_socket)})
 
     async def drained(self) -> None:
         await self._holds.wait_empty()
@@ -147,7 +149,7 @@ class PrefillRole:
         return KVTransferParams(
             remote_engine_id=self._engine_id,
             remote_host=self._advertise_host,
-            remote_port=self._kv_port,
+            remote_port=port_of(self._kv_socket),
             remote_request_id=finished.request_id,
             remote_block_ids=finished.block_ids[: -(-finished.num_tokens // spec.block_size)],
             num_tokens=finished.num_tokens,

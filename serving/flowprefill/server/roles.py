@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.server.colocated_role import ColocatedRole
 from flowprefill.server.decode_role import DecodeRole
@@ -10,12 +12,13 @@ from flowprefill.server.prefill_role import PrefillRole
 from flowprefill.server.role import Pod, Role
 
 
-def new_role(pod: Pod, loaded: Loaded, *, host: str, kv_port: int, advertise_host: str) -> Role:
+def new_role(pod: Pod, loaded: Loaded, *, kv_socket: socket.socket | None, advertise_host: str) -> Role:
     """The role object of `pod.role`; on the event loop. Nothing runs before its `start`."""
     match pod.role:
         case "prefill":
+            assert kv_socket is not None, "a prefill pod has a KV port"
             return PrefillRole(
-                pod, loaded.needed_predictor, host=host, kv_port=kv_port, advertise_host=advertise_host
+                pod, loaded.needed_predictor, kv_socket=kv_socket, advertise_host=advertise_host
             )
         case "decode":
             return DecodeRole(pod)

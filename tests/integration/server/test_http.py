@@ -244,6 +244,23 @@ async def test_a_crashed_scheduler_makes_the_pod_unhealthy_and_hangs_nobody(
         assert "a bug" in (await pod.admin.get("/health")).json()["reason"]
 
 
+async def test_a_crashed_decode_thread_makes_the_pod_unhealthy_and_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> object:
+        raise RuntimeError("a bug")
+
+    async with running_pair(tmp_path) as (p, d):
+        params = await prefilled(p, "hello")
+        monkeypatch.setattr("flowprefill.execution.decode_batch.DecodeBatch.filled", broken)
+        monkeypatch.setattr("flowprefill.execution.decode_batch.DecodeBatch.admit", broken)
+        assert_envelope(await d.api.post("/v1/completions", json=decode_leg("hello", params)), 500)
+        for path in ("/health", "/ready"):
+            assert (await d.admin.get(path)).status_code == 503
+        assert await d.metric("flowprefill_pod_ready") == 0
+        await p.until_metric("flowprefill_kv_transfer_holds_total", 1, end="aborted")
+
+
 async def test_a_class_that_wants_to_be_told_at_once_is_shed(tmp_path: Path) -> None:
     live = live_config()
     shedding = live.model_copy(

@@ -22,6 +22,7 @@ from flowprefill.server.holds import HoldTable
 from flowprefill.server.kv_consumer import KVClient
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
+from flowprefill.server.listening import bound, port_of
 from flowprefill.wire import KVTransferParams
 from support.pods import simulated_engine, until
 
@@ -90,7 +91,9 @@ async def pair(*, lease_s: float = 60.0, limits: TransferLimits = LIMITS) -> Asy
     producer.engine.write_blocks(BLOCKS, memoryview(content.tobytes()))
     holds.add("req", BLOCKS)
     server = KVServer(producer.engine, holds, producer.metrics.kv_transfer, limits=limits)
-    port = await server.start("127.0.0.1", 0)
+    at = bound("127.0.0.1", 0)
+    port = port_of(at)
+    await server.start(at)
     client = KVClient(consumer.engine, consumer.metrics.kv_transfer, limits=limits)
     try:
         yield Pair(producer=producer, consumer=consumer, holds=holds, ends=ends, client=client, port=port)

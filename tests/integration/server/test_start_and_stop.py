@@ -55,11 +55,13 @@ def free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def pod_process(tmp_path: Path, role: str, **config: Any) -> AsyncIterator[PodProcess]:
+async def pod_process(
+    tmp_path: Path, role: str, *, live_changes: dict[str, Any] | None = None, **config: Any
+) -> AsyncIterator[PodProcess]:
     config_path, live, log = tmp_path / "config.json", tmp_path / "live", tmp_path / "log"
     config_path.write_text(pod_config(**config).to_json())
     live.mkdir()
-    (live / "live.json").write_text(live_config().to_json())
+    (live / "live.json").write_text(live_config(**(live_changes or {})).to_json())
     api, admin, kv = free_ports(3)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -195,3 +197,42 @@ async def test_a_pod_that_cannot_start_says_why_and_exits(tmp_path: Path) -> Non
     assert process.returncode != 0
     assert b"InvalidConfiguration" in stderr
     assert b"config.json" in stderr
+
+
+async def test_a_port_in_use_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    config, live = tmp_path / "config.json", tmp_path / "live.json"
+    # This model's files do not exist: an attempt to load it would be the error instead.
+    config.write_text(
+        pod_config(model={"uri": "file:///nowhere", "servedName": "m"}, engine={"type": "torch"}).to_json()
+    )
+    live.write_text(live_config().to_json())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", START, "prefill", str(config), str(live), port, "0", "0"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode != 0
+    assert f"cannot listen on 127.0.0.1:{port}".encode() in stderr
+
+
+async def test_requests_are_logged_as_json_without_secrets_when_the_live_document_says_so(
+    tmp_path: Path,
+) -> None:
+    changes = {"perRequestLog": True}
+    async with pod_process(tmp_path, "colocated", live_changes=changes, mode="Colocated") as pod:
+        headers = {"x-request-id": "seen-1", "authorization": "Bearer hunter2"}
+        body = {"model": MODEL, "prompt": "whispered words", "max_tokens": 2}
+        await pod.api.post("/v1/completions", json=body, headers=headers)
+        await pod.api.post("/v1/completions", content=b"[]", headers={"x-request-id": "seen-2"})
+        pod.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(pod.process.wait(), 60)
+        text = pod.log.read_text()
+    entries = [json.loads(line) for line in text.splitlines()]
+    seen = {e["request_id"]: e["status"] for e in entries if e["message"] == "request"}
+    assert seen == {"seen-1": 200, "seen-2": 400}
+    assert "hunter2" not in text
+    assert "whispered" not in text
