@@ -175,14 +175,15 @@ class KVCachePool:
         holding.block_ids.extend(added)
         return added
 
-    def commit(self, request_id: str, num_computed_tokens: int) -> None:
+    def commit(self, request_id: str, num_computed_tokens: int) -> tuple[int, ...]:
         """KV of the request's first `num_computed_tokens` tokens is in place: its full blocks may be reused.
 
-        Raises KeyError when the request holds no blocks.
+        Returns the hashes that hit from now on and did not before. Raises KeyError when the request holds no blocks.
         """
         holding = self._holdings[request_id]
         if not self.prefix_caching:
-            return
+            return ()
+        entered = []
         full = min(num_computed_tokens // self.block_size, len(holding.hashes), len(holding.block_ids))
         for index in range(holding.committed, full):
             value, block = holding.hashes[index], holding.block_ids[index]
@@ -190,7 +191,9 @@ class KVCachePool:
                 self._block_of[value] = block
                 self._hash_of[block] = value
                 self._cache_version += 1
+                entered.append(value)
         holding.committed = max(holding.committed, full)
+        return tuple(entered)
 
     def release(self, request_id: str) -> int:
         """Give the request's blocks back; how many nobody holds any more. Zero when it holds none."""

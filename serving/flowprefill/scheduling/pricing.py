@@ -17,16 +17,22 @@ def cached_tokens(waiting: WaitingRequest, kv: KVCachePool) -> int:
     return kv.match(waiting.request.prefix_hashes, waiting.request.num_prompt_tokens)
 
 
+MAX_REPRICED = 64
+"""Requests priced again in one event because their prefix entered the cache; the others follow in later ones."""
+
+
 class Pricer:
     """Keeps `base_s` of waiting requests in step with the prefix cache.
 
-    A request is priced when it starts to wait, and again when a decision comes across it after the cache has changed:
-    pricing all that wait at every change would cost a pass over the queue.
+    A request is priced when it starts to wait; again when the block it lacked enters the cache, so that what became
+    cheap does not stay behind as hopeless; and again when a decision comes across it after the cache changed, so
+    that what was evicted is not believed in. Pricing all that wait at every change would cost a pass over the queue.
     """
 
     def __init__(self, kv: KVCachePool, predictor: Predictor) -> None:
         self._kv = kv
         self._predictor = predictor
+        self._stale: dict[str, WaitingRequest] = {}
 
     def price(self, waiting: WaitingRequest) -> None:
         """Set the request's price. Not while a queue holds it."""
@@ -37,8 +43,22 @@ class Pricer:
             waiting.base_s = step_s / self._predictor.scale
             return
         waiting.num_cached = cached_tokens(waiting, self._kv)
+        waiting.awaited_hash = self._awaited(waiting, waiting.num_cached)
         num_new = request.num_prompt_tokens - waiting.num_cached
         waiting.base_s = self._predictor.base_s(num_new, waiting.num_cached)
+
+    def entered(self, queue: WaitingQueue, hashes: Iterable[int]) -> None:
+        """These blocks have entered the cache."""
+        for prefix_hash in hashes:
+            self._stale.update((waiting.request_id, waiting) for waiting in queue.awaiting(prefix_hash))
+
+    def catch_up(self, queue: WaitingQueue) -> None:
+        """Price again a bounded number of those whose missing block has entered the cache."""
+        for _ in range(min(len(self._stale), MAX_REPRICED)):
+            request_id = next(iter(self._stale))
+            waiting = self._stale.pop(request_id)
+            if queue.get(request_id) is waiting:
+                self.refresh(queue, (waiting,))
 
     def refresh(self, queue: WaitingQueue, looked_at: Iterable[WaitingRequest]) -> None:
         """Price those of `looked_at` again that still wait and whose cached prefix has changed."""
@@ -47,7 +67,19 @@ class Pricer:
                 continue
             waiting.cache_version = self._kv.cache_version
             num_cached = cached_tokens(waiting, self._kv)
-            if num_cached != waiting.num_cached and waiting.request.kind == "prefill":
-                num_new = waiting.request.num_prompt_tokens - num_cached
-                base_s = self._predictor.base_s(num_new, num_cached)
-                queue.reprice(waiting, base_s=base_s, num_cached=num_cached)
+            if num_cached == waiting.num_cached or waiting.request.kind == "decode":
+                continue
+            num_new = waiting.request.num_prompt_tokens - num_cached
+            queue.reprice(
+                waiting,
+                base_s=self._predictor.base_s(num_new, num_cached),
+                num_cached=num_cached,
+                awaited_hash=self._awaited(waiting, num_cached),
+            )
+
+    def _awaited(self, waiting: WaitingRequest, num_cached: int) -> int | None:
+        """The first block of the prompt that could come from the cache and does not yet."""
+        request = waiting.request
+        index = num_cached // self._kv.block_size
+        usable = min(len(request.prefix_hashes), (request.num_prompt_tokens - 1) // self._kv.block_size)
+        return request.prefix_hashes[index] if index < usable and not waiting.started else None

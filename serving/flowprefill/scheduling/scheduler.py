@@ -197,7 +197,8 @@ class Scheduler:
         for member in task.members:
             waiting, item = member.waiting, member.item
             if task.task.kind == "prefill":
-                self.kv.commit(waiting.request_id, item.start + item.num_tokens)
+                entered = self.kv.commit(waiting.request_id, item.start + item.num_tokens)
+                self._pricer.entered(self._queue, entered)
             if not member.live:
                 self.kv.release(waiting.request_id)
             elif item.completes:
@@ -251,6 +252,7 @@ class Scheduler:
 
     def _let_time_pass(self) -> None:
         self._aged.pass_time(self._now_s)
+        self._pricer.catch_up(self._queue)
         for waiting in self._queue.lost(self._now_s, self.predictor.scale):
             self._queue.remove(waiting)
             self._finish(waiting.request_id, "shed", "the TTFT target cannot be met any more")

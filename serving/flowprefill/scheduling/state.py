@@ -31,7 +31,8 @@ class WaitingRequest:
     """An admitted request from arrival to outcome; while it waits, an order holds it.
 
     `base_s` is the profiled time it needs alone, given `num_cached` tokens of KV in place (cached prefix or
-    earlier chunks), as last looked up at `cache_version`. `num_computed` counts tokens done by earlier chunks; KV is
+    earlier chunks), as last looked up at `cache_version`; `awaited_hash` is the first block that was missing then.
+    `num_computed` counts tokens done by earlier chunks; KV is
     held exactly when it is above zero or the request is in a task. `recomputes` counts progress thrown away.
     """
 
@@ -41,6 +42,7 @@ class WaitingRequest:
     num_cached: int = 0
     num_computed: int = 0
     cache_version: int = -1
+    awaited_hash: int | None = None
     recomputes: int = 0
 
     @property

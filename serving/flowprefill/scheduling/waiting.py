@@ -27,6 +27,7 @@ class WaitingQueue:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._requests: dict[str, WaitingRequest] = {}
+        self._awaiting: dict[int, dict[str, WaitingRequest]] = {}  # by the block missing from the cache
         self._base_s = 0.0
         self._num_tokens = 0
         self.configure(settings)
@@ -75,12 +76,14 @@ class WaitingQueue:
         self._requests[waiting.request_id] = waiting
         self._base_s += waiting.base_s
         self._num_tokens += waiting.num_new
+        self._await(waiting)
         self._enter(waiting)
 
     def remove(self, waiting: WaitingRequest) -> None:
         del self._requests[waiting.request_id]
         self._base_s = self._base_s - waiting.base_s if self._requests else 0.0
         self._num_tokens -= waiting.num_new
+        self._await_no_more(waiting)
         self._order.remove(waiting)
         if self._aged is not None:
             self._aged.remove(waiting)
@@ -88,8 +91,17 @@ class WaitingQueue:
             self._to_shed.remove(waiting)
         self._started.pop(waiting.request_id, None)
 
-    def reprice(self, waiting: WaitingRequest, *, base_s: float, num_cached: int) -> None:
+    def awaiting(self, prefix_hash: int) -> Sequence[WaitingRequest]:
+        """Requests for which this block is the first one missing from the cache."""
+        return tuple(self._awaiting.get(prefix_hash, {}).values())
+
+    def reprice(
+        self, waiting: WaitingRequest, *, base_s: float, num_cached: int, awaited_hash: int | None
+    ) -> None:
         """The request's cached prefix changed, and with it the time it needs."""
+        self._await_no_more(waiting)
+        waiting.awaited_hash = awaited_hash
+        self._await(waiting)
         self._order.remove(waiting)
         if _may_be_shed(waiting):
             self._to_shed.remove(waiting)
@@ -121,6 +133,17 @@ class WaitingQueue:
             self._to_shed.add(waiting)
         if waiting.started:
             self._started[waiting.request_id] = waiting
+
+    def _await(self, waiting: WaitingRequest) -> None:
+        if waiting.awaited_hash is not None:
+            self._awaiting.setdefault(waiting.awaited_hash, {})[waiting.request_id] = waiting
+
+    def _await_no_more(self, waiting: WaitingRequest) -> None:
+        if waiting.awaited_hash is not None:
+            others = self._awaiting[waiting.awaited_hash]
+            del others[waiting.request_id]
+            if not others:
+                del self._awaiting[waiting.awaited_hash]
 
     def _ranked(self, view: View, *, boosting: bool) -> Iterator[tuple[Rank, WaitingRequest]]:
         seen: set[str] = set()

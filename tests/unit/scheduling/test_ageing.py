@@ -7,7 +7,7 @@ import random
 import pytest
 
 from flowprefill.scheduling.actions import Submit
-from flowprefill.scheduling.events import Arrival, Progress
+from flowprefill.scheduling.events import Arrival, Cancelled, Progress, Tick
 from flowprefill.scheduling.settings import Ageing
 from support.scheduling import VirtualEngine, request, scheduler
 
@@ -66,6 +66,19 @@ def test_a_tick_is_armed_for_the_ageing_bound_and_then_for_the_turn() -> None:
     s.handle(Arrival(requests=(request("other", 100, arrival=4.0, slo=200.0),), progress=progress), 4.0)
     # From here it is owed 5 %: a quantum of 50 ms is owed after a second.
     assert s.next_tick_s == pytest.approx(5.0)
+
+
+def test_nothing_is_owed_any_more_once_no_aged_work_is_left() -> None:
+    s = scheduler(ageing=AGEING)
+    s.handle(Arrival(requests=(request("running", 60_000, slo=100.0),)), 0.0)
+    s.handle(Arrival(requests=(request("old", 100, slo=1.0, deadline_s=0.05),)), 0.0)
+    s.handle(Tick(progress=Progress(task_id=1, work_done=4 / 60, executed_s=4.0)), 4.0)
+    nearly = Progress(task_id=1, work_done=4.9 / 60, executed_s=4.9)
+    s.handle(Cancelled(request_id="old", progress=nearly), 4.9)
+    s.handle(Arrival(requests=(request("next", 100, arrival=4.9, slo=1.0, deadline_s=4.95),)), 4.9)
+    assert s.next_tick_s == pytest.approx(8.9)
+    s.handle(Tick(progress=Progress(task_id=1, work_done=8.9 / 60, executed_s=8.9)), 8.9)
+    assert s.next_tick_s == pytest.approx(9.9), "a whole quantum from here, not what the first had nearly got"
 
 
 def test_no_tick_for_ageing_without_preemption() -> None:

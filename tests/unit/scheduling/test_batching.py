@@ -137,6 +137,34 @@ def test_the_budget_counts_tokens_net_of_cached_prefix() -> None:
     assert again.block_ids[:10] == s.kv.block_ids("first")[:10]
 
 
+def test_a_waiting_request_is_priced_again_when_its_prefix_was_cached_meanwhile() -> None:
+    """At 0.25 it could not be in time with 180 ms to go. With all but ten tokens cached it can, and goes first."""
+    s = scheduler(coefficients=PASS, block_size=16, preemption="none", batch_token_budget=1)
+    prompt = prefix_hashes(range(160), 16)
+    s.handle(Arrival(requests=(request("first", 160, slo=9.0, prefix_hashes=prompt),)), 0.0)
+    again = request("again", 170, slo=0.3, prefix_hashes=prompt)
+    s.handle(Arrival(requests=(again, request("other", 20, slo=2.0))), 0.0)
+    assert s.snapshot(0.0).waiting_tokens == 190
+    (_, submit) = s.handle(Completed(task_id=1, executed_s=0.25), 0.25)
+    assert [(item.request_id, item.start) for item in submit.task.items] == [("again", 160)]
+
+
+def test_many_that_share_a_prefix_are_priced_again_within_few_events() -> None:
+    """Sixty-four in the event that caches the prefix, the others in the next."""
+    s = scheduler(coefficients=PASS, block_size=16, preemption="none", batch_token_budget=1)
+    prompt = prefix_hashes(range(32), 16)
+    s.handle(Arrival(requests=(request("first", 33, slo=9.0, prefix_hashes=prompt),)), 0.0)
+    s.handle(
+        Arrival(requests=tuple(request(f"r{i:03}", 40, slo=50.0, prefix_hashes=prompt) for i in range(100))),
+        0.0,
+    )
+    assert s.snapshot(0.0).waiting_tokens == 100 * 40
+    s.handle(Completed(task_id=1, executed_s=0.05), 0.05)
+    assert s.snapshot(0.05).waiting_tokens <= 64 * 8 + 36 * 40
+    s.handle(Arrival(requests=(request("x", 1, slo=90.0),)), 0.06)
+    assert s.snapshot(0.06).waiting_tokens == 99 * 8 + 1
+
+
 def test_blocks_are_counted_for_each_request_rounded_up() -> None:
     """Five blocks: three prompts of 17 tokens need two each, though 51 tokens would fit into four."""
     s = scheduler(coefficients=PASS, blocks=5)

@@ -49,6 +49,18 @@ def test_a_chunk_may_not_make_a_short_prompt_late() -> None:
     assert engine.outcomes["a"] == ("completed", pytest.approx(0.5))
 
 
+def test_a_chunk_joins_only_if_the_rest_of_its_prompt_can_still_be_in_time() -> None:
+    """Alone the long prompt ends at 1.0, in time for 1.05; 300 of its tokens beside the head leave 0.7 s after 0.4."""
+    engine = VirtualEngine(scheduler(chunk_tokens=400, preemption="chunk", policy="fcfs"))
+    engine.at(0.0, Arrival(requests=(request("head", 100, slo=9.0), request("long", 1000, slo=1.05))))
+    engine.run()
+    assert chunks(engine)[0] == [("head", 0, 100)]
+    engine = VirtualEngine(scheduler(chunk_tokens=400, preemption="chunk", policy="fcfs"))
+    engine.at(0.0, Arrival(requests=(request("head", 100, slo=9.0), request("long", 1000, slo=1.15))))
+    engine.run()
+    assert chunks(engine)[0] == [("head", 0, 100), ("long", 0, 300)]
+
+
 def test_without_preemption_what_has_begun_goes_on_first() -> None:
     engine = VirtualEngine(scheduler(chunk_tokens=400, preemption="none"))
     engine.arrive(request("long", 1000, slo=9.0), request("a", 300, arrival=0.1, slo=2.0))
