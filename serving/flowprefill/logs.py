@@ -30,7 +30,7 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     set_level(level)
-    for noisy in ("asyncio", "httpcore", "httpx", "uvicorn", "filelock", "urllib3"):
+    for noisy in ("asyncio", "httpcore", "httpx", "uvicorn", "filelock", "urllib3", "watchfiles"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

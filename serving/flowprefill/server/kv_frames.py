@@ -125,6 +125,16 @@ async def send_payload(writer: asyncio.StreamWriter, data: memoryview) -> None:
     await writer.drain()
 
 
+async def next_message(reader: asyncio.StreamReader) -> Message | None:
+    """As `read_message`; None when the other side has closed the connection between two frames."""
+    try:
+        return await read_message(reader)
+    except asyncio.IncompleteReadError as error:
+        if error.partial or error.expected != _HEADER.size:
+            raise
+        return None
+
+
 async def read_message(reader: asyncio.StreamReader) -> Message:
     """The next frame as a message. Raises `KVTransferFailed` on anything else, `IncompleteReadError` at an end."""
     kind, length = await _read_header(reader)

@@ -21,7 +21,7 @@ from flowprefill.server.kv_frames import (
     Refused,
     Released,
     layout_of,
-    read_message,
+    next_message,
     send_message,
     send_payload,
 )
@@ -85,8 +85,10 @@ class KVServer:
         """Answer messages until the consumer closes or stays silent for the stall time."""
         while True:
             async with asyncio.timeout(self._limits.stall_s):
-                message = await read_message(reader)
+                message = await next_message(reader)
             match message:
+                case None:
+                    return
                 case Pull():
                     await self._send_blocks(message, writer)
                 case Ack():

@@ -101,6 +101,14 @@ async def pair(*, lease_s: float = 60.0, limits: TransferLimits = LIMITS) -> Asy
         await server.close()
 
 
+async def test_a_pull_that_went_well_leaves_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        async with pair() as p:
+            await p.client.pull(p.params(), skip_blocks=0, local_block_ids=range(7))
+            await p.client.release(p.params(), pulled=True)
+    assert caplog.messages == []
+
+
 async def test_pulled_blocks_are_the_held_ones_and_are_counted() -> None:
     async with pair() as p:
         local = (40, 41, 42, 43, 44, 45, 46)
