@@ -43,7 +43,22 @@ def _simulated_tiled() -> Engine:
     )
 
 
+def _torch(family: str, *, tiled: bool) -> Engine:
+    pytest.importorskip("torch")
+    from flowprefill.engines.torch_engine import TorchEngine
+    from flowprefill.engines.torch_engine.layout import Tiles
+    from support.tiny_models import tiny_model
+
+    engine = TorchEngine.load(tiny_model(family), dtype="float32", kv_cache_tokens=1024, block_size=8)
+    engine.tiles = Tiles(rows=32, attention_pairs=2_000, expert_rows=20) if tiled else Tiles()
+    return engine
+
+
 CASES = (
     EngineCase(name="simulated", build=_simulated),
     EngineCase(name="simulated-tiled", build=_simulated_tiled),
+    EngineCase(name="torch", build=lambda: _torch("llama", tiled=False), marks=(pytest.mark.torch,)),
+    EngineCase(
+        name="torch-tiled-moe", build=lambda: _torch("qwen3_moe", tiled=True), marks=(pytest.mark.torch,)
+    ),
 )
