@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -152,7 +153,9 @@ class LocalService:
         for process in self._foreground:
             process.kill()
             process.wait()
-        subprocess.run(self._argv("down", self.name, "--now"), capture_output=True, timeout=60, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            down = self._argv("down", self.name, "--now")
+            subprocess.run(down, capture_output=True, timeout=60, check=False)
         for process in self.processes():
             process.kill()
 

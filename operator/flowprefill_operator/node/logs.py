@@ -39,6 +39,14 @@ def previous(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
+def prune(folder: Path, *, keep: int) -> None:
+    """Remove the oldest logs in `folder` (with their older halves) beyond `keep`: revisions come and go."""
+    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in logs[keep:]:
+        path.unlink(missing_ok=True)
+        previous(path).unlink(missing_ok=True)
+
+
 def last_lines(path: Path, count: int, *, window_bytes: int = 262_144) -> list[str]:
     """The last `count` non-empty lines of a log, oldest first; empty when there is no log."""
     lines: list[str] = []

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from flowprefill_operator.node.logs import prune
 from flowprefill_operator.node.pod import Machine
 from flowprefill_operator.node.state import (
     NodeStatus,
@@ -20,6 +21,8 @@ from flowprefill_operator.node.supervisor import CannotStart, Supervisor
 from flowprefill_operator.plan import plan
 from flowprefill_operator.settings import LocalPlaces, PlanSettings
 
+KEPT_LOGS = 40
+"""Logs of earlier pods that a start leaves in place."""
 LEFTOVERS_S = 20.0
 """How long to wait for the processes of a supervisor that was killed; their shims stop them within seconds."""
 
@@ -49,6 +52,7 @@ def supervise(state: StateDir, *, on_status: Callable[[NodeStatus], None] = lamb
             raise CannotStart(
                 f"processes of an earlier run of {state.name!r} have not ended; see {state.logs}"
             )
+        prune(state.logs, keep=KEPT_LOGS)
         machine = Machine(
             pods=state.pods,
             logs=state.logs,

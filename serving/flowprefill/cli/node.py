@@ -88,6 +88,12 @@ def up(
         text = text_of(service)
         fetch_model(service)
         if state.is_running():
+            if port is not None or files is not None:
+                fail(
+                    f"{state.name} runs; its port and files stay until `flowprefill down {state.name}`: "
+                    f"leave --port and --files out to change the service",
+                    code=BAD_INPUT,
+                )
             _change(state, text, timeout_s=timeout)
             return
         options = Options(host=host, port=port, files=None if files is None else files.resolve())

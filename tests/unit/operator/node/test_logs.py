@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from flowprefill_operator.node.logs import BoundedLog, Follower, last_lines
+from flowprefill_operator.node.logs import BoundedLog, Follower, last_lines, prune
 
 
 def test_a_log_never_takes_more_than_twice_its_size_and_keeps_the_newest(tmp_path: Path) -> None:
@@ -20,6 +21,16 @@ def test_last_lines_reach_back_into_the_older_half(tmp_path: Path) -> None:
     for number in range(4):
         log.write(f"line {number}\n".encode())
     assert last_lines(tmp_path / "a.log", 3) == ["line 1", "line 2", "line 3"]
+
+
+def test_the_newest_logs_are_kept(tmp_path: Path) -> None:
+    for age_s, name in enumerate(("c", "b", "a")):
+        for suffix in (".log", ".log.1"):
+            path = tmp_path / f"{name}{suffix}"
+            path.touch()
+            os.utime(path, (1000 - age_s, 1000 - age_s))
+    prune(tmp_path, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"c.log", "c.log.1", "b.log", "b.log.1"}
 
 
 def test_no_log_has_no_lines(tmp_path: Path) -> None:
