@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli import bench, figures, model, node, render, serve
+from flowprefill.cli import bench, figures, log_view, model, node, render, serve
 
 app = typer.Typer(
     name="flowprefill",
@@ -32,7 +32,7 @@ UP, OBJECTS, POD = "On this machine", "For Kubernetes", "Inside a pod"
 app.command(rich_help_panel=UP)(node.up)
 app.command(rich_help_panel=UP)(node.down)
 app.command(rich_help_panel=UP)(node.status)
-app.command(rich_help_panel=UP)(node.logs)
+app.command(rich_help_panel=UP)(log_view.logs)
 app.command(rich_help_panel=UP)(bench.demo)
 app.command(hidden=True)(node.supervise)
 app.command(rich_help_panel=OBJECTS)(render.render)

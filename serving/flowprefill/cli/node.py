@@ -6,28 +6,27 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flowprefill.cli.problems import BAD_INPUT, fail, guarded
+from flowprefill.cli.services import (
+    Name,
+    StateRoot,
+    find_services,
+    names_of,
+    state_of,
+    supervisor_argv,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from flowprefill_crd import FlowPrefillService
-    from flowprefill_operator.node.state import NodeStatus, StateDir
+    from flowprefill_operator.node.state import StateDir
 
 DEFAULT_TIMEOUT_S = 600.0
-FOLLOW_EVERY_S = 0.2
-
-Name = Annotated[
-    str | None, typer.Argument(help="Name of the service, or NAMESPACE/NAME; not needed while there is one.")
-]
-StateRoot = Annotated[
-    Path | None,
-    typer.Option("--state-dir", help="Where services are kept; ~/.local/state/flowprefill when left out."),
-]
 
 
 def up(
@@ -166,12 +165,12 @@ def down(
     with guarded():
         from flowprefill_operator.node.control import stop
 
-        found = _find(state_dir, None if everything else name, running=True)
+        found = find_services(state_dir, None if everything else name, running=True)
         if not found:
             print("nothing runs")
             return
         if name is None and not everything and len(found) > 1:
-            fail(f"several services run ({_names(found)}); name one, or use --all", code=BAD_INPUT)
+            fail(f"several services run ({names_of(found)}); name one, or use --all", code=BAD_INPUT)
         for state in found:
             print(f"stopping {state.name} ...", flush=True)
             if not stop(state, timeout_s=timeout, now=now):
@@ -198,7 +197,7 @@ def status(
         from flowprefill.cli.screen import show
         from flowprefill_operator.node.insight import look
 
-        found = _find(state_dir, name, running=False)
+        found = find_services(state_dir, name, running=False)
         if name is None:
             found = [state for state in found if state.is_running()]
         views = [look(state) for state in found]
@@ -211,59 +210,6 @@ def status(
         raise typer.Exit(0 if all(view.running and view.status.ready for view in views) else 1)
 
 
-def logs(
-    pod: Annotated[
-        str | None,
-        typer.Argument(
-            help="Pods whose name or role begins with this, or `supervisor`; all pods when left out."
-        ),
-    ] = None,
-    service: Annotated[
-        str | None,
-        typer.Option("--service", "-s", help="Name of the service; not needed while there is one."),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Lines of each pod to begin with.")] = 50,
-    state_dir: StateRoot = None,
-) -> None:
-    """Show what pods have written.
-
-    Examples:
-
-        flowprefill logs prefill -f
-
-        flowprefill logs -n 5
-    """
-    with guarded():
-        from flowprefill_operator.node.logs import Follower, last_lines
-
-        found = _find(state_dir, service, running=False)
-        found = [state for state in found if state.is_running()] or found[:1]
-        if not found:
-            fail("no service was ever brought up here")
-        if len(found) > 1:
-            fail(f"several services run ({_names(found)}); choose one with --service", code=BAD_INPUT)
-        state = found[0]
-        paths = [path for path in sorted(state.logs.glob("*.log")) if _matches(path, pod, state)]
-        if not paths:
-            fail(f"no log of a pod {pod!r} in {state.logs}", code=BAD_INPUT)
-        followers = {path: Follower(path) for path in paths}
-        for path, follower in followers.items():
-            follower.skip_to_end()
-            _print_lines(path, last_lines(path, tail), many=len(paths) > 1)
-        while follow:
-            for path in sorted(state.logs.glob("*.log")):
-                if path not in followers and _matches(path, pod, state):
-                    followers[path] = Follower(path)
-            for path, follower in followers.items():
-                text = b"".join(follower.read()).decode(errors="replace")
-                _print_lines(path, text.splitlines(), many=len(followers) > 1)
-            try:
-                time.sleep(FOLLOW_EVERY_S)
-            except KeyboardInterrupt:
-                return
-
-
 def fetch_model(service: FlowPrefillService) -> None:
     """Fetch an embedded model before pods need it, with progress in sight; both would fetch it silently."""
     if service.spec.engine.type != "torch" or service.spec.model.scheme != "embedded":
@@ -273,36 +219,6 @@ def fetch_model(service: FlowPrefillService) -> None:
 
     with ProgressBar("fetching the model") as bar:
         resolve_model(service.spec.model.uri, progress=bar.update)
-
-
-def text_of(service: FlowPrefillService) -> str:
-    """The service as the supervisor reads it again: as written, with nothing but what was set."""
-    import yaml
-
-    body = service.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
-    body |= {"apiVersion": service.api_version, "kind": service.kind}
-    return str(yaml.safe_dump(body, sort_keys=False))
-
-
-def state_of(root: Path | None, namespace: str, name: str) -> StateDir:
-    from flowprefill_operator.node.state import StateDir, default_root
-
-    return StateDir((root or default_root()).absolute(), namespace=namespace, name=name)
-
-
-def _find(root: Path | None, name: str | None, *, running: bool) -> list[StateDir]:
-    from flowprefill_operator.node.state import default_root, find
-
-    known = find((root or default_root()).absolute())
-    if name is not None:
-        known = [state for state in known if name in (state.name, f"{state.namespace}/{state.name}")]
-        if not known:
-            fail(f"no service {name!r} was brought up here", code=BAD_INPUT)
-    return [state for state in known if not running or state.is_running() or not state.is_empty()]
-
-
-def _names(found: list[StateDir]) -> str:
-    return ", ".join(f"{state.namespace}/{state.name}" for state in found)
 
 
 def _run_here(state: StateDir) -> None:
@@ -319,18 +235,6 @@ def _run_here(state: StateDir) -> None:
         except CannotStart as error:
             fail(str(error))
     print("stopped; nothing is left running")
-
-
-def supervisor_argv(state: StateDir) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "flowprefill.cli",
-        "supervise",
-        str(state.root),
-        state.namespace,
-        state.name,
-    ]
 
 
 def _change(state: StateDir, text: str, *, timeout_s: float) -> None:
@@ -350,20 +254,3 @@ def _change(state: StateDir, text: str, *, timeout_s: float) -> None:
     except NotInUse as error:
         fail(f"{error}; see `flowprefill status {state.name}`")
     print(f"{state.name} follows generation {status.generation}, revision {status.revision}")
-
-
-def _matches(path: Path, pod: str | None, state: StateDir) -> bool:
-    if pod is None:
-        return path != state.supervisor_log
-    if path.name.startswith(pod):
-        return True
-    status: NodeStatus | None = state.read_status()
-    roles = {report.name: report.role for report in status.pods} if status else {}
-    name = path.name.split(".", 1)[0]
-    return roles.get(name, "").startswith(pod) if name in roles else f"-{pod}" in name
-
-
-def _print_lines(path: Path, lines: list[str], *, many: bool) -> None:
-    prefix = f"{path.name.removesuffix('.log')} | " if many else ""
-    for line in lines:
-        print(f"{prefix}{line}", flush=True)

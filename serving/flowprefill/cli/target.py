@@ -24,7 +24,7 @@ class LocalTarget:
 
     def __init__(self, root: Path, service: FlowPrefillService) -> None:
         from flowprefill.cli.narrator import Narrator
-        from flowprefill.cli.node import state_of
+        from flowprefill.cli.services import state_of
 
         meta = service.metadata
         self._state = state_of(root, meta.namespace, meta.name).create()
@@ -52,7 +52,7 @@ class LocalTarget:
 
         Raises FlowPrefillError when it does not get there.
         """
-        from flowprefill.cli.node import supervisor_argv, text_of
+        from flowprefill.cli.services import supervisor_argv, text_of
         from flowprefill_operator.node.control import NotInUse, change, is_applied, start
         from flowprefill_operator.node.state import Options
 
