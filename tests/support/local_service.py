@@ -99,8 +99,12 @@ class LocalService:
         self.run("up", "-f", str(self.file), "--detach", *port, "--timeout", str(TIMEOUT_S), *args)
 
     def up_in_foreground(self) -> subprocess.Popen[str]:
+        return self.start("up", "-f", str(self.file), "--port", "0")
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start a command that goes on; ended by `close` if not before."""
         process = subprocess.Popen(
-            self._argv("up", "-f", str(self.file), "--port", "0"),
+            self._argv(*args),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -265,3 +265,19 @@ def test_a_taken_port_is_an_error_when_asked_for_and_the_next_one_is_used_otherw
 def _address(service: LocalService, role: str) -> str:
     (endpoint,) = [e for e in endpoints(service).endpoints if e.role == role]
     return endpoint.address
+
+
+def test_logs_show_one_role_and_follow_what_comes(service: LocalService) -> None:
+    service.write()
+    service.up()
+    shown = service.run("logs", "prefill").stdout
+    assert shown.splitlines() == [f"prefill starts as {service.pods('prefill')[0].name}"]
+    everything = service.run("logs").stdout
+    assert all(f"{role} starts as" in everything for role in ("prefill", "decode", "proxy"))
+    with service.start("logs", "decode", "--follow", "--tail", "1") as following:
+        assert following.stdout is not None
+        assert "decode starts as" in following.stdout.readline()
+        command_of(service, "decode").kill()
+        assert "killed by SIGKILL" in following.stdout.readline()
+        assert "decode starts as" in following.stdout.readline()
+        following.kill()
