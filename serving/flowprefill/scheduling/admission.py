@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from flowprefill.request import Request
 from flowprefill.scheduling.actions import Outcome
 from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.settings import SchedulerSettings
 from flowprefill.scheduling.state import WaitingRequest
+
+
+def check_ids(requests: Iterable[Request], in_use: Callable[[str], bool]) -> None:
+    """Raises ValueError when an arriving id is in use already or comes twice."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.request_id in seen or in_use(request.request_id):
+            raise ValueError(
+                f"request id {request.request_id!r} is in use; an id is free again once its request has finished "
+                f"and its KV was given back"
+            )
+        seen.add(request.request_id)
 
 
 def refusal(

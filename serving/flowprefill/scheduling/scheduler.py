@@ -20,15 +20,8 @@ Rules of this file
 
 from __future__ import annotations
 
-from flowprefill.scheduling.actions import (
-    Action,
-    Cancel,
-    Finish,
-    Outcome,
-    Resume,
-    Submit,
-)
-from flowprefill.scheduling.admission import refusal
+from flowprefill.scheduling.actions import Action, Cancel, Finish, Outcome, Resume, Submit
+from flowprefill.scheduling.admission import check_ids, refusal
 from flowprefill.scheduling.aged_work import AgedWork
 from flowprefill.scheduling.batching import build_task
 from flowprefill.scheduling.decision import Continue, Drop, Hold, Moment, Start, choose, take_in
@@ -49,7 +42,7 @@ from flowprefill.scheduling.policy import POLICIES
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.pricing import Pricer
 from flowprefill.scheduling.settings import SchedulerSettings
-from flowprefill.scheduling.snapshot import Counters, SchedulerSnapshot, describe
+from flowprefill.scheduling.snapshot import Counters, SchedulerSnapshot, take_snapshot
 from flowprefill.scheduling.state import ActiveTask, WaitingRequest, slack_s
 from flowprefill.scheduling.suspended import Holder
 from flowprefill.scheduling.tasks import TaskTable
@@ -102,21 +95,8 @@ class Scheduler:
 
     def snapshot(self, now_s: float) -> SchedulerSnapshot:
         """The state at `now_s`, for state streams and metrics. Changes nothing."""
-        scale = self.predictor.scale
-        running = self._tasks.running
-        suspended = [describe(task, now_s, scale) for task in self._tasks.parked()]
-        return SchedulerSnapshot(
-            now_s=now_s,
-            running=None if running is None else describe(running, now_s, scale),
-            suspended=tuple(sorted(suspended, key=lambda task: (task.deadline_s, task.task_id))),
-            waiting=len(self._queue),
-            waiting_s=scale * self._queue.base_s,
-            waiting_tokens=self._queue.num_tokens,
-            kv_blocks=self.kv.num_blocks,
-            kv_blocks_free=self.kv.num_free,
-            preempting=self._tasks.pending is not None,
-            prediction=self.predictor.scaled_coefficients,
-            counters=Counters(**self._counters),
+        return take_snapshot(
+            self._queue, self._tasks, self.kv, self.predictor, Counters(**self._counters), now_s
         )
 
     # -- 1. events
@@ -154,14 +134,7 @@ class Scheduler:
             self._aged.serve(task, progress.executed_s, self._now_s)
 
     def _on_arrival(self, event: Arrival) -> None:
-        seen: set[str] = set()
-        for request in event.requests:
-            if request.request_id in seen or self._knows(request.request_id):
-                raise ValueError(
-                    f"request id {request.request_id!r} is in use; an id is free again once its request has "
-                    f"finished and its KV was given back"
-                )
-            seen.add(request.request_id)
+        check_ids(event.requests, self._knows)
         for request in event.requests:
             self._count("arrived")
             self._sequence += 1

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowprefill.request import Kind
-from flowprefill.scheduling.predictor import Coefficients
+from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.predictor import Coefficients, Predictor
 from flowprefill.scheduling.state import ActiveTask, slack_s
+from flowprefill.scheduling.tasks import TaskTable
+from flowprefill.scheduling.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,4 +76,30 @@ def describe(task: ActiveTask, now_s: float, scale: float) -> TaskSnapshot:
         remaining_s=job.remaining_s,
         deadline_s=job.deadline_s,
         feasible=slack_s(job.deadline_s, now_s, job.remaining_s) > 0.0,
+    )
+
+
+def take_snapshot(
+    queue: WaitingQueue,
+    tasks: TaskTable,
+    kv: KVCachePool,
+    predictor: Predictor,
+    counters: Counters,
+    now_s: float,
+) -> SchedulerSnapshot:
+    """The scheduler's state at `now_s`. Changes nothing and does not look at the waiting one by one."""
+    scale = predictor.scale
+    suspended = [describe(task, now_s, scale) for task in tasks.parked()]
+    return SchedulerSnapshot(
+        now_s=now_s,
+        running=None if tasks.running is None else describe(tasks.running, now_s, scale),
+        suspended=tuple(sorted(suspended, key=lambda task: (task.deadline_s, task.task_id))),
+        waiting=len(queue),
+        waiting_s=scale * queue.base_s,
+        waiting_tokens=queue.num_tokens,
+        kv_blocks=kv.num_blocks,
+        kv_blocks_free=kv.num_free,
+        preempting=tasks.pending is not None,
+        prediction=predictor.scaled_coefficients,
+        counters=counters,
     )
