@@ -73,6 +73,19 @@ def test_it_answers_a_question_through_the_chat_template(engine: TorchEngine, pa
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
+def test_its_tokenizer_and_chat_template_are_those_of_transformers(path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(path), load_tokenizer(path)
+    for text in (TEXT, "def f(x):\n\treturn x ** 2  # 漢字 🙂", "  12,345.67 <|im_end|> "):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(messages) == expected
+    assert theirs.eos_token_id == ours.token_id("<|im_end|>")
+
+
 def test_greedy_text_is_that_of_transformers_generate(
     engine: TorchEngine, path: Path, tokens: list[int]
 ) -> None:

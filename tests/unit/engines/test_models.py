@@ -1,0 +1,171 @@
+"""Model URIs, and what becomes of each."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from flowprefill.engines import hub, models
+from flowprefill.engines.models import cache_directory, fingerprint, resolve_model
+from flowprefill.errors import ModelNotLoadable
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OTHER = "f" * 40
+
+
+def write_directory(path: Path, *, weights: bytes = b"\x00" * 64, name: str = "model.safetensors") -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}).encode()
+    (path / name).write_bytes(struct.pack("<Q", len(header)) + header + weights)
+    return path
+
+
+def write_snapshot(cache: Path, commit: str, *, ref: str | None = None) -> Path:
+    """What the hub's own cache looks like for org/name."""
+    root = cache / "models--org--name"
+    if ref is not None:
+        (root / "refs").mkdir(parents=True, exist_ok=True)
+        (root / "refs" / ref).write_text(commit)
+    return write_directory(root / "snapshots" / commit)
+
+
+@pytest.mark.parametrize(
+    ("uri", "word"),
+    [
+        ("smollm", "accepted are embedded://"),
+        ("http://x/y", "accepted are embedded://"),
+        ("embedded://nothing", "smollm2-135m-instruct"),
+        ("file://relative/path", "three slashes"),
+        ("hf://no-organisation", "hf://ORG/NAME"),
+        ("hf://../../etc", "hf://ORG/NAME"),
+        ("pvc://claim/../../etc", "inside it"),
+        ("file:///nowhere/at/all", r"config\.json"),
+    ],
+)
+def test_a_uri_that_means_nothing_is_refused_with_what_is_accepted(uri: str, word: str) -> None:
+    with pytest.raises(ModelNotLoadable, match=word):
+        resolve_model(uri)
+
+
+def test_a_directory_is_used_as_it_is(tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "my-model")
+    resolved = resolve_model(f"file://{path}")
+    assert (resolved.path, resolved.name) == (path, "my-model")
+    assert resolved.revision == fingerprint(path)
+
+
+def test_a_fingerprint_follows_content_and_not_place(tmp_path: Path) -> None:
+    one, same = write_directory(tmp_path / "one"), write_directory(tmp_path / "two")
+    assert fingerprint(one) == fingerprint(same)
+    other_weights = write_directory(tmp_path / "three", weights=b"\x01" * 64)
+    assert fingerprint(other_weights) != fingerprint(one)
+    (same / "config.json").write_text('{"model_type": "qwen2"}')
+    assert fingerprint(same) != fingerprint(one)
+
+
+def test_a_claims_path_is_where_the_claim_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "CLAIMS", tmp_path)
+    path = write_directory(tmp_path / "claim" / "models" / "x")
+    assert resolve_model("pvc://claim/models/x").path == path
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWPREFILL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_directory() == Path("/xdg/flowprefill")
+    monkeypatch.setenv("FLOWPREFILL_CACHE", "/mine")
+    assert cache_directory() == Path("/mine")
+    assert cache_directory(tmp_path) == tmp_path
+
+
+class Hub:
+    """Stands in for the hub: names a commit, and writes a snapshot when asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, commit: str | None) -> None:
+        import huggingface_hub
+
+        self.questions: list[str] = []
+        self.downloads: list[tuple[str, Path]] = []
+        self.commit = commit
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
+
+    def model_info(self, repository: str, *, revision: str) -> Hub:
+        self.questions.append(revision)
+        if self.commit is None:
+            raise ConnectionError("no route to host")
+        return self
+
+    @property
+    def sha(self) -> str | None:
+        return self.commit
+
+    def snapshot_download(
+        self, repository: str, *, revision: str, cache_dir: Path, allow_patterns: list[str]
+    ) -> str:
+        self.downloads.append((revision, cache_dir))
+        return str(write_snapshot(cache_dir, revision))
+
+
+def test_a_branch_becomes_a_commit_and_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Hub(monkeypatch, commit=COMMIT)
+    first = resolve_model("hf://org/name", cache_dir=tmp_path)
+    assert first.revision == COMMIT
+    assert first.path == tmp_path / "hub" / "models--org--name" / "snapshots" / COMMIT
+    assert resolve_model("hf://org/name", "main", cache_dir=tmp_path) == first
+    assert there.questions == ["main", "main"]
+    assert there.downloads == [(COMMIT, tmp_path / "hub")]
+
+
+def test_a_commit_in_the_cache_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Hub(monkeypatch, commit=None)
+    write_snapshot(tmp_path / "hub", COMMIT)
+    assert resolve_model(f"hf://org/name@{COMMIT}", cache_dir=tmp_path).revision == COMMIT
+    assert there.questions == []
+
+
+def test_the_uris_revision_wins_over_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Hub(monkeypatch, commit=COMMIT)
+    resolve_model("hf://org/name@v2", "v1", cache_dir=tmp_path)
+    assert there.questions == ["v2"]
+
+
+def test_without_a_network_a_branch_is_what_the_cache_last_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub(monkeypatch, commit=None)
+    write_snapshot(tmp_path / "hub", OTHER, ref="main")
+    assert resolve_model("hf://org/name", cache_dir=tmp_path).revision == OTHER
+    with pytest.raises(ModelNotLoadable, match="no route to host"):
+        resolve_model("hf://org/name@other-branch", cache_dir=tmp_path)
+
+
+def test_a_snapshot_with_a_missing_part_is_not_whole(tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "s", name="model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert not hub.is_whole(path)
+    (path / "model-00002-of-00002.safetensors").touch()
+    assert hub.is_whole(path)
+    (path / "model.safetensors.index.json").write_text("[")
+    assert not hub.is_whole(path)
+
+
+def test_a_repository_without_safetensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Hub(monkeypatch, commit=COMMIT)
+
+    def without_weights(repository: str, *, revision: str, cache_dir: Path, allow_patterns: list[str]) -> str:
+        path = write_snapshot(cache_dir, revision)
+        (path / "model.safetensors").unlink()
+        return str(path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", without_weights)
+    with pytest.raises(ModelNotLoadable, match="safetensors"):
+        resolve_model("hf://org/name", cache_dir=tmp_path)
+    assert there.downloads == []
