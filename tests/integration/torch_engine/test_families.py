@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,20 @@ def test_chunks_one_after_the_other_have_the_logits_of_the_whole(engine: TorchEn
         logits(engine, [item(engine, tokens[:end], start=end - 16, sample=False)])
     [ours] = logits(engine, [item(engine, tokens, start=64)])
     assert_same(ours, plain_logits(tiny_model(family), tokens))
+
+
+def test_blocks_may_lie_anywhere_in_the_pool(engine: TorchEngine, family: str) -> None:
+    tokens = prompt(70)
+    scattered = random.Random(5).sample(range(100), 9)
+    whole = replace(item(engine, tokens), block_ids=scattered)
+    head = replace(whole, token_ids=tokens[:48], sample=False)
+    tail = replace(whole, token_ids=tokens[48:], start=48)
+    for tiles in (Tiles(), TILES):
+        engine.tiles = tiles
+        assert_same(logits(engine, [whole])[0], plain_logits(tiny_model(family), tokens))
+        engine.write_blocks(range(128), memoryview(bytes(128 * engine.spec.kv_block_bytes)))
+        logits(engine, [head])
+        assert_same(logits(engine, [tail])[0], plain_logits(tiny_model(family), tokens))
 
 
 def test_greedy_text_is_that_of_plain_forwards(engine: TorchEngine, family: str) -> None:
