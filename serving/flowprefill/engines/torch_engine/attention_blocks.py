@@ -143,7 +143,8 @@ def attend_block(
             query, keys, values, 0.0, causal, attn_mask=mask, scale=scale
         )
         return out, lse
-    if query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16) and mask is None:
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if query.device.type == "cuda" and half and mask is None and query.shape[-1] % 8 == 0:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
             query, keys, values, 0.0, causal, scale=scale
         )[:2]

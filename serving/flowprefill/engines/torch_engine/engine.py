@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections.abc import Sequence
@@ -166,23 +167,27 @@ class TorchEngine:
     def plan_prefill(self, items: Sequence[PrefillItem], granularity: Granularity) -> TorchPlan:
         """Lay out a packed batch. Raises ValueError when an item is empty or lacks blocks."""
         for item in items:
-            end = item.start + len(item.token_ids)
             if not item.token_ids:
                 raise ValueError(f"request {item.request_id} has no tokens to run; an item has at least 1")
-            if len(item.block_ids) * self._kv.block_size < end:
-                raise ValueError(
-                    f"request {item.request_id} has {len(item.block_ids)} blocks for {end} positions; "
-                    f"needed are {-(-end // self._kv.block_size)}"
-                )
+            self._check_blocks(item.request_id, item.block_ids, item.start + len(item.token_ids))
         shapes = tuple(
             ItemShape(start=item.start, num_rows=len(item.token_ids), sample=item.sample) for item in items
         )
         return self._plan(items, shapes, granularity)
 
     def plan_decode(self, sequences: Sequence[DecodeSequence]) -> TorchPlan:
-        """Lay out one decode step: one row per sequence."""
+        """Lay out one decode step: one row per sequence. Raises ValueError when a sequence lacks blocks."""
+        for sequence in sequences:
+            self._check_blocks(sequence.request_id, sequence.block_ids, sequence.position + 1)
         shapes = tuple(ItemShape(start=sequence.position, num_rows=1, sample=True) for sequence in sequences)
         return self._plan(sequences, shapes, "operator")
+
+    def _check_blocks(self, request_id: str, block_ids: Sequence[int], num_positions: int) -> None:
+        needed = -(-num_positions // self._kv.block_size)
+        if len(block_ids) < needed:
+            raise ValueError(
+                f"request {request_id} has {len(block_ids)} blocks for {num_positions} positions; needed are {needed}"
+            )
 
     def _plan(
         self,
@@ -295,6 +300,7 @@ class TorchEngine:
         """Drop the model and the pool."""
         self.model = self._decoder = None
         self._kv.release()
+        gc.collect()  # wrapped modules and their wrappers refer to each other
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:

@@ -73,6 +73,8 @@ class PagedKV:
 
     def read(self, block_ids: Sequence[int]) -> memoryview:
         """A copy of these blocks' bytes, in this pool's order with the block axis replaced by `block_ids`."""
+        if not block_ids:
+            return memoryview(b"")
         copy = self.pool.index_select(2, self._index(block_ids)).cpu()
         return copy.view(torch.uint8).numpy().data.cast("B")
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from flowprefill.engines.protocol import Gate
+from flowprefill.engines.torch_engine.attention import attend_tile
+from flowprefill.engines.torch_engine.experts import run_groups
 from flowprefill.engines.torch_engine.kv import PagedKV, Places
 from flowprefill.engines.torch_engine.layout import Tile
 from flowprefill.engines.torch_engine.plan import TorchPlan
@@ -103,11 +105,7 @@ class RunState:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        from flowprefill.engines.torch_engine.attention import attend_tile
-
         return attend_tile(self, module.layer_idx, query, key, value, scaling, window)  # type: ignore[arg-type]
 
     def run_experts(self, module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        from flowprefill.engines.torch_engine.experts import run_groups
-
         return run_groups(self, module, hidden, top_k_index, top_k_weights)
