@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flowprefill.request import Request
+from flowprefill.request import Kind, Request
 from flowprefill.scheduling.actions import Task, TaskItem
 from flowprefill.scheduling.predictor import remaining_s
 
@@ -24,6 +24,7 @@ class Job:
     deadline_s: float
     remaining_s: float
     weight: float = 1.0
+    kind: Kind = "prefill"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,6 +69,7 @@ class WaitingRequest:
             deadline_s=request.deadline_s,
             remaining_s=scale * self.base_s,
             weight=request.weight,
+            kind=request.kind,
         )
 
 
@@ -124,6 +126,7 @@ class ActiveTask:
             deadline_s=min(feasible) if feasible else max(request.deadline_s for request in requests),
             remaining_s=left_s,
             weight=sum(request.weight for request in requests),
+            kind=self.task.kind,
         )
 
 

@@ -16,6 +16,9 @@ MAX_CANDIDATES = 64
 
 STARTED_TIER = -3  # without preemption, what has begun goes on first
 AGED_TIER = -2
+LATE_DECODE_TIER = -1
+"""A decode step past its deadline is the next token of an answer under way: giving it up, as a policy gives up a lost
+prompt, would stall every answer for as long as prompts keep coming."""
 
 
 class WaitingQueue:
@@ -40,6 +43,7 @@ class WaitingQueue:
         self._aged = AgedRequests(settings.ageing) if settings.ageing is not None else None
         self._to_shed = SlackOrder(s_edf)
         self._started: dict[str, WaitingRequest] = {}
+        self._decodes: dict[str, WaitingRequest] = {}
         for waiting in self._requests.values():
             self._enter(waiting)
 
@@ -90,6 +94,7 @@ class WaitingQueue:
         if _may_be_shed(waiting):
             self._to_shed.remove(waiting)
         self._started.pop(waiting.request_id, None)
+        self._decodes.pop(waiting.request_id, None)
 
     def awaiting(self, prefix_hash: int) -> Sequence[WaitingRequest]:
         """Requests for which this block is the first one missing from the cache."""
@@ -123,7 +128,13 @@ class WaitingQueue:
     def look(self, now_s: float, scale: float, tasks: Sequence[Job], *, boosting: bool) -> Look:
         """The queue at this moment. `tasks` compete with it; `boosting` puts aged requests first."""
         view = self._order.view(now_s, scale, tasks)
-        return Look(self, view, boosting=boosting)
+        return Look(self, view, scale, boosting=boosting)
+
+    def late_decode_rank(self, job: Job, rank: Rank) -> Rank | None:
+        """The place of a decode step that the policy has given up; None for everything else."""
+        if job.kind != "decode" or not self._policy.lost(rank):
+            return None
+        return (LATE_DECODE_TIER, job.deadline_s, job.sequence, job.job_id)
 
     def _enter(self, waiting: WaitingRequest) -> None:
         self._order.add(waiting)
@@ -133,6 +144,15 @@ class WaitingQueue:
             self._to_shed.add(waiting)
         if waiting.started:
             self._started[waiting.request_id] = waiting
+        if waiting.request.kind == "decode":
+            self._decodes[waiting.request_id] = waiting
+
+    def _late_decodes(self, view: View, scale: float) -> list[tuple[Rank, WaitingRequest]]:
+        jobs = ((waiting, waiting.job(scale)) for waiting in self._decodes.values())
+        ranked = ((self.late_decode_rank(job, view.rank(job)), waiting) for waiting, job in jobs)
+        return sorted(
+            ((rank, waiting) for rank, waiting in ranked if rank is not None), key=lambda pair: pair[0]
+        )
 
     def _await(self, waiting: WaitingRequest) -> None:
         if waiting.awaited_hash is not None:
@@ -145,7 +165,7 @@ class WaitingQueue:
             if not others:
                 del self._awaiting[waiting.awaited_hash]
 
-    def _ranked(self, view: View, *, boosting: bool) -> Iterator[tuple[Rank, WaitingRequest]]:
+    def _ranked(self, view: View, scale: float, *, boosting: bool) -> Iterator[tuple[Rank, WaitingRequest]]:
         seen: set[str] = set()
         if self._settings.preemption == "none":
             for waiting in self._started.values():
@@ -156,6 +176,10 @@ class WaitingQueue:
                 if waiting.request_id not in seen:
                     seen.add(waiting.request_id)
                     yield aged_rank(waiting), waiting
+        for rank, waiting in self._late_decodes(view, scale):
+            if waiting.request_id not in seen:
+                seen.add(waiting.request_id)
+                yield rank, waiting
         for rank, waiting in view:
             if waiting.request_id not in seen:
                 yield rank, waiting
@@ -167,10 +191,11 @@ class Look:
     The queue must not change between the first and the last reading.
     """
 
-    def __init__(self, queue: WaitingQueue, view: View, *, boosting: bool) -> None:
+    def __init__(self, queue: WaitingQueue, view: View, scale: float, *, boosting: bool) -> None:
+        self._queue = queue
         self._view = view
         self._boosting = boosting
-        self._source = islice(queue._ranked(view, boosting=boosting), MAX_CANDIDATES)
+        self._source = islice(queue._ranked(view, scale, boosting=boosting), MAX_CANDIDATES)
         self._seen: list[tuple[Rank, WaitingRequest]] = []
 
     @property
@@ -193,7 +218,8 @@ class Look:
         """A task's place among the waiting; `aged` says that its head has aged."""
         if aged and self._boosting:
             return (AGED_TIER, task.arrival_s, task.sequence, task.job_id)
-        return self._view.rank(task)
+        rank = self._view.rank(task)
+        return self._queue.late_decode_rank(task, rank) or rank
 
 
 def aged_rank(waiting: WaitingRequest) -> Rank:

@@ -227,3 +227,14 @@ def test_decode_steps_run_alone_in_deadline_order_and_own_no_blocks() -> None:
     assert s.handle(Arrival(requests=(request("step", 8, arrival=0.03, slo=0.05, kind="decode"),)), 0.03), (
         "the next step may use the same id, and it precedes the prefill"
     )
+
+
+@pytest.mark.parametrize("policy", ["d-edf", "s-edf", "moore-hodgson"])
+def test_a_decode_step_that_is_late_still_goes_before_prompts_and_is_not_paused_for_one(policy: str) -> None:
+    """A policy that gives up lost deadlines must not stall the answers that are under way."""
+    s = scheduler(policy=policy, max_suspended=0)
+    s.handle(Arrival(requests=(request("long", 1000, slo=9.0),)), 0.0)
+    s.handle(Arrival(requests=(request("step", 8, slo=0.05, kind="decode"), request("p", 10, slo=5.0))), 0.1)
+    _, submit = s.handle(Completed(task_id=1, executed_s=1.0), 1.0)
+    assert [item.request_id for item in submit.task.items] == ["step"]
+    assert s.handle(Arrival(requests=(request("urgent", 5, arrival=1.001, slo=0.5),)), 1.001) == ()
