@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from flowprefill.bench.figures.row import Bench, Figure, Row
 from flowprefill.engines.models import resolve_model
 from flowprefill.engines.protocol import PrefillItem
 from flowprefill.engines.torch_engine import TorchEngine
-from flowprefill.engines.torch_engine.instrument import wrap_linear
+from flowprefill.engines.torch_engine.instrument import instrument
+from flowprefill.engines.torch_engine.kv import PagedKV
 from flowprefill.engines.torch_engine.run_state import RunState, Runtime
 from flowprefill.scheduling.actions import Granularity
 
@@ -146,7 +148,7 @@ def gaps(_: Bench) -> Iterator[Row]:
     )
 
 
-def check_cost_s() -> float:
+def check_cost_s(engine: TorchEngine) -> float:
     """CPU seconds that one point adds to a linear operator: half of what wrapping adds to a call."""
 
     class Nothing(nn.Linear):
@@ -155,8 +157,25 @@ def check_cost_s() -> float:
 
     plain, wrapped = Nothing(1, 1), Nothing(1, 1)
     runtime = Runtime()
-    wrap_linear(wrapped, runtime)
-    runtime.active = RunState.idle(runtime, OpenGate())
+    instrument((), (wrapped,), runtime)
+    runtime.active = RunState(
+        runtime=runtime,
+        kv=PagedKV(
+            num_layers=1,
+            num_blocks=1,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=1,
+            head_dim=1,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        ),
+        plan=engine.plan_prefill(items_of([16], engine.spec.vocab_size), "operator"),
+        gate=OpenGate(),
+        places=(),
+        block_tables=[],
+        sampled=None,
+        window=None,
+    )
     argument = torch.zeros(1)
     calls = 50_000
 
@@ -174,11 +193,13 @@ def check_cost_s() -> float:
 def checks(_: Bench) -> Iterator[Row]:
     """What points cost when nobody asks for a pause."""
     engine = load(kv_tokens=2048)
-    each_s = check_cost_s()
+    each_s = check_cost_s(engine)
     shares = []
     for length in (64, 2048):
         prefill_cpu_s(engine, [length])
-        took_s = statistics.median(prefill_cpu_s(engine, [length]) for repeat in range(9 if length == 64 else 3))
+        took_s = statistics.median(
+            prefill_cpu_s(engine, [length]) for repeat in range(9 if length == 64 else 3)
+        )
         points = engine.plan_prefill(items_of([length], engine.spec.vocab_size), "operator").num_points
         shares.append((points * each_s / took_s, length, points, took_s))
     worst, *_ = max(shares)
@@ -211,10 +232,11 @@ def plain_sdpa(_: Bench) -> Iterator[Row]:
             model(ids, logits_to_keep=1, use_cache=False)
             return time.thread_time() - began_s
 
+    def ours_cpu_s(length: int) -> float:
+        return prefill_cpu_s(engine, [length])
+
     ratios = {
-        length: median_ratio(
-            lambda n=length: plain_cpu_s(n), lambda n=length: prefill_cpu_s(engine, [n]), pairs
-        )  # type: ignore[misc]
+        length: median_ratio(partial(plain_cpu_s, length), partial(ours_cpu_s, length), pairs)
         for length, pairs in ((64, 25), (1024, 7), (4096, 3))
     }
     yield Row(
