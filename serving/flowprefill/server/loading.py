@@ -88,7 +88,8 @@ def assemble(config: PodConfig, role: str, engine: Engine, tokenizer: Tokenizer,
 def _profile(config: PodConfig, engine: Engine) -> Profile:
     """The profile in the configured file, else one measured now.
 
-    A profile of another engine, model or device predicts nothing here: it is refused.
+    A profile of another engine or tensor parallel size is refused; one of another model, device or number format is
+    used with a warning, since online correction can bring it near.
     """
     file = config.predictor.profile_file
     if file is None and isinstance(engine, SimulatedEngine):
@@ -111,4 +112,15 @@ def _profile(config: PodConfig, engine: Engine) -> Profile:
             f"profile {file} was taken on engine {taken.engine!r} with tensor parallel size "
             f"{taken.tensor_parallel_size}; this pod runs {spec.engine!r} with {spec.tensor_parallel_size}"
         )
+    differing = {
+        name: f"{there} there, {here} here"
+        for name, there, here in (
+            ("model", taken.model, f"{spec.model}@{spec.revision}"),
+            ("device", taken.device, spec.device),
+            ("dtype", taken.dtype, spec.dtype),
+        )
+        if there != here
+    }
+    if differing:
+        log.warning("the profile was taken elsewhere", extra={"path": file, **differing})
     return profile
