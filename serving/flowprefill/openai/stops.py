@@ -9,7 +9,8 @@ class StopMatcher:
     """Cuts a growing text at the first stop string.
 
     The longest tail that could still become a stop string is held back, so that no part of one is ever sent.
-    Earliest position wins; at one position it makes no difference which string matched.
+    First is the one that is complete first, and of two that end together the longer: generation would have stopped
+    there whatever came after, so the cut does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -22,10 +23,11 @@ class StopMatcher:
         if not self._stops:
             return text, False
         window = self._held + text
-        found = [at for stop in self._stops if (at := window.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := window.find(stop)) >= 0]
         if found:
             self._held = ""
-            return window[: min(found)], True
+            _, begin = min(found)
+            return window[:begin], True
         keep = self._num_held(window)
         self._held = window[len(window) - keep :]
         return window[: len(window) - keep], False

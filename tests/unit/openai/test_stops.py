@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowprefill.openai.stops import StopMatcher
@@ -14,9 +14,12 @@ STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=4)
 
 
 def cut(text: str, stops: list[str]) -> str:
-    """The text before the earliest occurrence of any stop string."""
-    found = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(found)] if found else text
+    """The text before the first stop string, growing it by one character at a time as a generator would."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))]
+    return text
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -24,6 +27,9 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
+@example("aba", ["b", "aba"], [])
+@example("aba", ["b", "aba"], [2])
+@settings(max_examples=1000, deadline=None)
 @given(SMALL, STOPS, st.lists(st.integers(0, 20), max_size=6))
 def test_the_text_is_cut_at_the_first_stop_for_every_chunking(
     text: str, stops: list[str], cuts: list[int]
