@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import httpx
 
 from flowprefill.bench.load import CHAT, DOCUMENT, LoadItem, Shape, Tokens, cut
-from flowprefill.bench.replay import REQUEST_TIMEOUT_S, send
+from flowprefill.bench.replay import REQUEST_TIMEOUT_S, replay, send
+from flowprefill.bench.report import RequestRecord
 from flowprefill.errors import FlowPrefillError
 from flowprefill.scheduling.predictor import Predictor, fit
 from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
@@ -66,14 +67,15 @@ class Prober:
         self._client, self._model, self._tokens = client, model, tokens
         self._sent = 0
 
-    async def send(self, num_tokens: int, *, max_tokens: int, slo_class: str) -> float:
-        """Send one prompt of about `num_tokens` tokens; returns its TTFT in seconds. Raises when it fails."""
+    async def send(self, num_tokens: int, *, max_tokens: int, slo_class: str) -> RequestRecord:
+        """Send one prompt with about `num_tokens` tokens of text. Raises FlowPrefillError when it is not answered."""
         self._sent += 1
-        text = cut(self._tokens, 37 * self._sent, num_tokens)
+        name = f"({self._sent})"
+        text = cut(self._tokens, 37 * self._sent, max(num_tokens - len(self._tokens.encode(name)), 1))
         item = LoadItem(
             at_s=0.0,
             slo_class=slo_class,
-            prompt=f"Probe {self._sent}. {text}",
+            prompt=f"{name} {text}",
             target_tokens=num_tokens,
             shared_tokens=0,
             max_tokens=max_tokens,
@@ -83,7 +85,7 @@ class Prober:
         )
         if record.ttft_s is None:
             raise FlowPrefillError(f"a probe of {num_tokens} tokens failed: {record.error}")
-        return record.ttft_s
+        return record
 
 
 @contextlib.asynccontextmanager
@@ -151,18 +153,49 @@ async def _samples(admin_url: str, before: FinishedTasks) -> list[ProfileSample]
     return samples
 
 
+async def template_tokens(url: str, model: str, tokens: Tokens) -> int:
+    """Tokens that the chat template adds to a message."""
+    async with prober(url, model, tokens) as probes:
+        return (await probes.send(64, max_tokens=1, slo_class=CHAT)).num_prompt_tokens - 64
+
+
 async def isolated_ttft_s(
-    url: str, model: str, tokens: Tokens, shape: Shape, *, repeats: int = 3
+    url: str, model: str, tokens: Tokens, shape: Shape, *, overhead_tokens: int, repeats: int = 3
 ) -> dict[str, float]:
     """Median TTFT of a class's mean prompt on an idle service, per class."""
     async with prober(url, model, tokens) as probes:
-        await probes.send(shape.short_mean, max_tokens=2, slo_class=CHAT)  # connections, caches
         found = {}
         for slo_class, length in ((CHAT, shape.short_mean), (DOCUMENT, shape.document_mean)):
+            records = [
+                await probes.send(length - overhead_tokens, max_tokens=2, slo_class=slo_class)
+                for _ in range(repeats)
+            ]
             found[slo_class] = statistics.median(
-                [await probes.send(length, max_tokens=2, slo_class=slo_class) for _ in range(repeats)]
+                record.ttft_s for record in records if record.ttft_s is not None
             )
         return found
+
+
+async def capacity_per_s(
+    url: str, model: str, items: Sequence[LoadItem], predictor: Predictor, mean_service_s: float
+) -> float:
+    """Requests per second that the service prefills when it always has some waiting.
+
+    `items` are sent at once. Their number is small and their mix chance, so the measured pace is applied to the
+    predicted work of the load at large: predicted seconds of `items` over the seconds they took, over
+    `mean_service_s`. Raises FlowPrefillError when one of them is not answered.
+    """
+    burst = [replace(item, at_s=0.0) for item in items]
+    targets = {item.slo_class: REQUEST_TIMEOUT_S for item in burst}
+    records = await replay(url, model, salted(tuple(burst), "(C)"), ttft_slo_s=targets, run="capacity")
+    firsts = [record.at_s + record.ttft_s for record in records if record.ttft_s is not None]
+    if len(firsts) < len(burst):
+        failures = [record.error for record in records if record.error]
+        raise FlowPrefillError(f"{len(burst) - len(firsts)} of {len(burst)} requests failed: {failures[0]}")
+    work_s = sum(
+        predictor.predict_s(item.target_tokens - item.shared_tokens, item.shared_tokens) for item in burst
+    )
+    return work_s / max(firsts) / mean_service_s
 
 
 def salted(items: tuple[LoadItem, ...], salt: str) -> tuple[LoadItem, ...]:

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowprefill.bench.calibrate import isolated_ttft_s, profile_with_decode_busy, read_history, salted
+from flowprefill.bench.calibrate import (
+    capacity_per_s,
+    isolated_ttft_s,
+    profile_with_decode_busy,
+    read_history,
+    salted,
+    template_tokens,
+)
 from flowprefill.bench.load import (
     CHAT,
     LOAD,
@@ -36,8 +43,8 @@ DEMO_SHORT_REQUESTS = 60
 SEED = 20260216
 DEFAULT_MODEL_LEN = 8192
 """Longest prompt that the load may choose when the service sets no limit; the load stays far below."""
-TEMPLATE_TOKENS = 24
-"""What a chat template adds to a prompt, about; lengths are aims, the report counts what was served."""
+BURST_REQUESTS = 24
+"""Requests that are sent at once to measure capacity."""
 
 
 class Progress(Protocol):
@@ -65,6 +72,7 @@ class Calibration:
     isolated_ttft_s: dict[str, float]
     ttft_slo_s: dict[str, float]
     mean_service_s: float
+    capacity_per_s: float
     rate_per_s: float
     items: tuple[LoadItem, ...]
 
@@ -97,9 +105,9 @@ class SystemResult:
 
 def with_targets(service: FlowPrefillService, ttft_slo_s: dict[str, float]) -> FlowPrefillService:
     """The service with each class's TTFT target replaced, whole milliseconds."""
-    classes = [
+    classes = tuple(
         _with_target(c, ttft_slo_s[c.name]) if c.name in ttft_slo_s else c for c in service.spec.slo_classes
-    ]
+    )
     return _respecified(service, {"slo_classes": classes})
 
 
@@ -127,19 +135,24 @@ async def calibrate(
         target.url, target.admin_url("prefill"), model, tokens, max_model_len=max_model_len
     )
     shape = choose_shape(predictor.predict_s, max_model_len)
+    overhead = await template_tokens(target.url, model, tokens)
     progress.step("measuring the isolated TTFT of each class")
-    isolated = await isolated_ttft_s(target.url, model, tokens, shape)
-    items = make_load(tokens, shape, num_short=num_short, seed=SEED, overhead_tokens=TEMPLATE_TOKENS)
+    isolated = await isolated_ttft_s(target.url, model, tokens, shape, overhead_tokens=overhead)
+    items = make_load(
+        tokens, shape, num_short=num_short, seed=SEED, overhead_tokens=overhead + len(tokens.encode("(A)"))
+    )
     service_s = mean_service_s(items, predictor.predict_s)
-    rate = LOAD / service_s
+    progress.step("measuring how much this machine can prefill")
+    capacity = await capacity_per_s(target.url, model, items[:BURST_REQUESTS], predictor, service_s)
     return Calibration(
         coefficients=predictor.coefficients,
         shape=shape,
         isolated_ttft_s=isolated,
         ttft_slo_s={name: SLO_FACTOR[name] * ttft_s for name, ttft_s in isolated.items()},
         mean_service_s=service_s,
-        rate_per_s=rate,
-        items=at_rate(items, rate),
+        capacity_per_s=capacity,
+        rate_per_s=LOAD * capacity,
+        items=at_rate(items, LOAD * capacity),
     )
 
 
@@ -150,15 +163,17 @@ async def run_system(
     items: Sequence[LoadItem],
     ttft_slo_s: dict[str, float],
     progress: Progress,
+    *,
+    salt: str,
 ) -> SystemResult:
-    """Replay `items` against the service as it is configured now."""
+    """Replay `items`, salted, against the service as it is configured now."""
     admin = target.admin_url("prefill")
     before = await read_history(admin)
     progress.replaying(name, len(items), items[-1].at_s)
     records = await replay(
         target.url,
         model,
-        salted(tuple(items), f"({name})"),
+        salted(tuple(items), salt),
         ttft_slo_s=ttft_slo_s,
         run=name,
         on_record=progress.record,
@@ -210,13 +225,19 @@ def compare(
     targeted = with_targets(service, calibration.ttft_slo_s)
     scheduling = service.spec.scheduling
     systems = []
-    for name, candidate in (
-        (f"{scheduling.policy}, {scheduling.preemption} preemption", targeted),
-        ("fcfs, no preemption", without_preemption(targeted)),
+    for salt, name, candidate in (
+        ("(A)", f"{scheduling.policy}, {scheduling.preemption} preemption", targeted),
+        ("(B)", "fcfs, no preemption", without_preemption(targeted)),
     ):
         target.apply(candidate)
         running = run_system(
-            target, model.served_name, name, calibration.items, calibration.ttft_slo_s, progress
+            target,
+            model.served_name,
+            name,
+            calibration.items,
+            calibration.ttft_slo_s,
+            progress,
+            salt=salt,
         )
         systems.append(asyncio.run(running))
     return Comparison(service=targeted, calibration=calibration, systems=tuple(systems))

@@ -72,35 +72,24 @@ class LoadItem:
 
 
 def choose_shape(predict_s: Callable[[int], float], max_model_len: int) -> Shape:
-    """Lengths such that the longest document prefills in at most `LONGEST_PREFILL_S`, 16 times a mean short one.
+    """Lengths such that the longest document prefills in at most `LONGEST_PREFILL_S`, 16 times a mean short prompt.
 
-    On a machine too slow for 16 x 64 tokens the range of documents narrows from above, never below 10 times
-    the mean short prompt; raises FlowPrefillError when even that takes too long for the load to make sense.
+    On a machine too slow for 16 times 64 tokens short prompts have 64 and documents 10 times that at least; raises
+    FlowPrefillError when even those take longer. Documents have 13/16 of the longest length or more.
     """
-    fits = [
-        n
-        for n in range(MIN_SHORT_TOKENS * MIN_RATIO, max_model_len - 64, 16)
-        if predict_s(n) <= LONGEST_PREFILL_S
-    ]
-    longest = max(fits, default=0)
-    short_low = MIN_SHORT_TOKENS
-    # Means stay a quarter above the floor, so that short prompts vary too.
-    short_mean = min(max(longest // MAX_RATIO, short_low * 5 // 4), MAX_SHORT_TOKENS * 4 // 5)
-    longest = min(longest, MAX_RATIO * short_mean)
-    shortest = MIN_RATIO * short_mean
-    if longest < shortest:
-        short_mean = short_low
-        shortest = MIN_RATIO * short_mean
-        longest = max(longest, shortest)
-    if predict_s(shortest) > 2 * LONGEST_PREFILL_S:
+    lengths = range(MIN_SHORT_TOKENS * MIN_RATIO, max_model_len - MIN_SHORT_TOKENS, 16)
+    longest = max((n for n in lengths if predict_s(n) <= LONGEST_PREFILL_S), default=0)
+    if longest == 0:
         raise FlowPrefillError(
-            f"a prompt of {shortest} tokens prefills in {predict_s(shortest):.1f} s here; the demo load needs at "
-            f"most {2 * LONGEST_PREFILL_S:.0f} s: close other programs, or use a faster machine"
+            f"a prompt of {lengths[0]} tokens prefills in {predict_s(lengths[0]):.1f} s here; the demo load needs at "
+            f"most {LONGEST_PREFILL_S:.0f} s: close other programs, or use a faster machine"
         )
+    short_mean = min(max(longest // MAX_RATIO, MIN_SHORT_TOKENS), (MIN_SHORT_TOKENS + MAX_SHORT_TOKENS) // 2)
+    high = min(longest, MAX_RATIO * short_mean)
     return Shape(
         short_mean=short_mean,
-        short_range=(short_low, min(2 * short_mean - short_low, MAX_SHORT_TOKENS)),
-        document_range=(shortest, longest),
+        short_range=(MIN_SHORT_TOKENS, 2 * short_mean - MIN_SHORT_TOKENS),
+        document_range=(max(high * 13 // 16, MIN_RATIO * short_mean), high),
     )
 
 

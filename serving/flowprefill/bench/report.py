@@ -83,9 +83,9 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 
 
 def summarise(records: Sequence[RequestRecord]) -> tuple[ClassSummary, ...]:
-    """One summary per class, in order of first appearance."""
+    """One summary per class, the tightest target first."""
     summaries = []
-    for slo_class in dict.fromkeys(record.slo_class for record in records):
+    for _, slo_class in sorted({(record.ttft_slo_s, record.slo_class) for record in records}):
         members = [record for record in records if record.slo_class == slo_class]
         ttfts = [record.ttft_s for record in members if record.ttft_s is not None]
         summaries.append(

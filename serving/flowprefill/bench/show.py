@@ -18,10 +18,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flowprefill.bench.demo import Calibration, Comparison, SystemResult
-from flowprefill.bench.load import MAX_RATIO, MIN_RATIO
+from flowprefill.bench.load import LOAD
 from flowprefill.bench.report import ClassSummary, RequestRecord, goodput_per_s, summarise
 
 LINE_EVERY_S = 10.0
+
+
+PLAIN_WIDTH = 140
+
+
+def new_console() -> Console:
+    """The terminal; where there is none, wide enough for whole rows."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 class Screen:
@@ -84,12 +93,18 @@ def print_calibration(console: Console, calibration: Calibration) -> None:
         f"{name} {slo_s * 1e3:.0f} ms (isolated {calibration.isolated_ttft_s[name] * 1e3:.0f} ms)"
         for name, slo_s in calibration.ttft_slo_s.items()
     )
-    console.print(
-        f"    short prompts of {shape.short_range[0]} to {shape.short_range[1]} tokens, documents of {low} to {high} "
-        f"({MIN_RATIO} to {MAX_RATIO} times longer)\n"
-        f"    {calibration.rate_per_s:.2f} requests/s, 0.75 of what this machine can prefill with decode busy\n"
-        f"    TTFT targets: {targets}"
-    )
+    for line in (
+        (
+            f"short prompts of {shape.short_range[0]} to {shape.short_range[1]} tokens, documents of {low} to {high}, "
+            f"{low / shape.short_mean:.0f} to {high / shape.short_mean:.0f} times longer"
+        ),
+        (
+            f"{calibration.rate_per_s:.2f} requests/s, {LOAD:g} of the {calibration.capacity_per_s:.2f} that this machine "
+            f"prefills when it never rests"
+        ),
+        f"TTFT targets: {targets}",
+    ):
+        console.print(f"    {line}", soft_wrap=True)
 
 
 def print_results(console: Console, results: Sequence[SystemResult]) -> None:
@@ -192,6 +207,7 @@ def summary(comparison: Comparison) -> dict[str, object]:
             "isolated_ttft_s": calibration.isolated_ttft_s,
             "ttft_slo_s": calibration.ttft_slo_s,
             "mean_service_s": calibration.mean_service_s,
+            "capacity_per_s": calibration.capacity_per_s,
             "rate_per_s": calibration.rate_per_s,
         },
         "systems": [

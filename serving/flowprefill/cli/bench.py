@@ -40,17 +40,15 @@ def demo(
     prints how many TTFT promises were kept. Takes about three minutes, plus one to fetch the model the first time.
     """
     with guarded():
-        from rich.console import Console
-
         from flowprefill.bench.demo import compare
-        from flowprefill.bench.show import Screen, print_calibration, print_results, write_run
+        from flowprefill.bench.show import Screen, new_console, print_calibration, print_results, write_run
         from flowprefill.cli.progress import ProgressBar
         from flowprefill.engines.models import load_tokenizer, resolve_model
         from flowprefill_crd import load_services
         from flowprefill_crd.samples import sample_path
 
         (service,) = load_services(file or sample_path(SAMPLE))
-        console = Console(highlight=False)
+        console = new_console()
         source = service.spec.model
         with ProgressBar(f"fetching {source.uri}") as bar:
             tokens = load_tokenizer(resolve_model(source.uri, source.revision, progress=bar.update).path)

@@ -46,13 +46,11 @@ def figures(
         flowprefill bench figures --only packing --only events
     """
     with guarded():
-        from rich.console import Console
-
         from flowprefill.bench.figures.row import Bench, Row
         from flowprefill.bench.figures.run import chosen, figures_of, measure
-        from flowprefill.bench.show import Screen
+        from flowprefill.bench.show import Screen, new_console
 
-        console = Console(highlight=False)
+        console = new_console()
         wanted = chosen(figures_of(set_name), only or ())
         if listing:
             for figure in wanted:

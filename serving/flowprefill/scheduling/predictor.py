@@ -28,6 +28,7 @@ _PRIOR_OBSERVATIONS = 4  # how many observations the profile itself counts for
 _MAX_STEP = math.log(2.0)  # one observation pulls no harder than a factor of two
 _MAX_LOG_SCALE = math.log(8.0)
 _KEPT_PAIRS = 1024
+_LEAST_CACHED_SHARE = 0.1  # of the largest attention term, for cached tokens to be told from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +168,14 @@ def remaining_s(predicted_s: float, work_done: float, executed_s: float) -> floa
 def fit(profile: Profile) -> Predictor:
     """The predictor that fits a profile best in relative error, outliers weighed down.
 
-    Without samples that had cached tokens, `d` follows from `c`: attention over n new tokens covers
+    Without samples whose cached tokens weigh, `d` follows from `c`: attention over n new tokens covers
     n^2/2 pairs among themselves and n p pairs with the past, so d = 2 c.
     """
     new = np.array([sample.num_new for sample in profile.samples], dtype=np.float64)
     cached = np.array([sample.num_cached for sample in profile.samples], dtype=np.float64)
     seconds = np.array([sample.seconds for sample in profile.samples], dtype=np.float64)
     columns = [np.ones_like(new), new, new * new]
-    knows_cached = bool(np.any(cached > 0))
+    knows_cached = bool(np.max(new * cached) > _LEAST_CACHED_SHARE * np.max(new * new))
     if knows_cached:
         columns.append(new * cached)
     relative = np.stack(columns, axis=1) / seconds[:, None]  # [samples, terms], target 1 for each

@@ -45,9 +45,9 @@ def test_attainment_of_nothing_is_refused() -> None:
         attainment([])
 
 
-def test_classes_are_summarised_apart_in_order_of_appearance() -> None:
+def test_classes_are_summarised_apart_the_tightest_target_first() -> None:
     chat, document = summarise(
-        [record("chat", ttft_s=0.2), record("document", ttft_s=3.0, slo_s=5.0), record("chat", ttft_s=0.4)]
+        [record("document", ttft_s=3.0, slo_s=5.0), record("chat", ttft_s=0.2), record("chat", ttft_s=0.4)]
     )
     assert (chat.slo_class, chat.attainment.total, chat.ttft_p50_s) == ("chat", 2, pytest.approx(0.3))
     assert (document.slo_class, document.ttft_slo_s, document.attainment.ratio) == ("document", 5.0, 1.0)

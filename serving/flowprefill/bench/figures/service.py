@@ -75,6 +75,7 @@ def demo_load(bench: Bench) -> Iterator[Row]:
                 at_rate(calibration.items[:SLOW_REQUESTS], calibration.rate_per_s / 3),
                 calibration.ttft_slo_s,
                 bench.progress,
+                salt="(D)",
             )
         )
     share = attainment(slow.records)
