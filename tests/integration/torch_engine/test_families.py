@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 ROUNDING = 2e-4
 MIXTURES = {"mixtral", "qwen3_moe", "qwen2_moe"}
-TILES = Tiles(rows=24, attention_pairs=300, expert_rows=12)
+TILES = Tiles(rows=24, attention_pairs=300, expert_rows=12, head_rows=3)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

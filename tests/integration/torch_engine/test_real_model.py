@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.model]
 
 ROUNDING = 1e-5
 BFLOAT16_ROUNDING = 2e-2
-TILES = Tiles(rows=32, attention_pairs=5_000)
+TILES = Tiles(rows=32, attention_pairs=5_000, head_rows=2)
 TEXT = (
     "The harbour master kept two ledgers. In the first he wrote the ships that came in, their cargo and their "
     "flag; in the second, which nobody else had ever read, he wrote the ships that had promised to come. "

@@ -116,14 +116,32 @@ def _fit(trace: ModelTrace, small: list[float], large: list[float], late: list[f
             index += 2
         found.setdefault(layer, []).append(LayerCosts(leads=tuple(leads), ops=tuple(ops), end=rows(index)))
         index += 1
-    # The last layer's end runs up to the head, which has one row whatever the batch: its lines are flat.
-    tail = tuple(Line(fixed_s=large[position], per_unit_s=0.0) for position in range(index - 1, len(large)))
+    # The last layer's end runs up to the head. That had one row in every run: more cost what the layers' operators do.
+    layers = {layer: _median_costs(seen) for layer, seen in found.items()}
+    per_flop_s = _seconds_per_flop(layers)
+    tail = [Line(fixed_s=large[position], per_unit_s=0.0) for position in range(index - 1, len(large))]
+    for number, op in enumerate(trace.tail):
+        per_row_s = op.flops_per_row * per_flop_s
+        one_s = tail[2 * number + 1].fixed_s
+        tail[2 * number + 1] = Line(fixed_s=max(one_s - per_row_s, 0.0), per_unit_s=per_row_s)
     return Costs(
         begin=rows(0),
-        layers={layer: _median_costs(seen) for layer, seen in found.items()},
-        tail=tail,
+        layers=layers,
+        tail=tuple(tail),
         measured=True,
     )
+
+
+def _seconds_per_flop(layers: dict[LayerTrace, LayerCosts]) -> float:
+    """What one operation costs in the largest linear operator."""
+    found = [
+        (op.flops_per_row, line.per_unit_s)
+        for layer, costs in layers.items()
+        for op, line in zip(layer.ops, costs.ops, strict=True)
+        if op.kind == "linear"
+    ]
+    flops, seconds = max(found, default=(1, 0.0))
+    return seconds / flops
 
 
 def _median_costs(seen: list[LayerCosts]) -> LayerCosts:

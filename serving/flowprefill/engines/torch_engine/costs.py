@@ -90,6 +90,7 @@ def choose_tiles(trace: ModelTrace, costs: Costs, max_gap_s: float | None) -> Ti
             else:
                 lines.append(line)
         rows = min(rows, *(_largest(line, bound_s) for line in lines))
+    head_rows = min((_largest(line, bound_s) for line in costs.tail[1::2]), default=None)
     height = max(MIN_ROWS, int(rows))
     if height > ROW_MULTIPLE:
         height -= height % ROW_MULTIPLE
@@ -97,6 +98,7 @@ def choose_tiles(trace: ModelTrace, costs: Costs, max_gap_s: float | None) -> Ti
         rows=height,
         attention_pairs=max(1, int(pairs)),
         expert_rows=None if expert_rows is None else max(1, int(expert_rows)),
+        head_rows=None if head_rows is None else max(1, int(head_rows)),
     )
 
 

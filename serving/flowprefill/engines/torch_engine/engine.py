@@ -94,7 +94,7 @@ class TorchEngine:
             vocab_size=loaded.model.config.vocab_size,
             eos_token_ids=eos_token_ids(loaded.model),
         )
-        instrument(loaded.layers, loaded.linears, loaded.runtime)
+        instrument(loaded.layers, loaded.linears, loaded.runtime, heads=loaded.heads)
 
     @classmethod
     def load(

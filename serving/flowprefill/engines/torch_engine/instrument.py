@@ -11,13 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowprefill.engines.torch_engine.layout import head_pieces
 from flowprefill.engines.torch_engine.run_state import Runtime
 
 
-def instrument(layers: Sequence[nn.Module], linears: Sequence[nn.Linear], runtime: Runtime) -> None:
-    """Wrap these linear operators and decoder layers."""
+def instrument(
+    layers: Sequence[nn.Module],
+    linears: Sequence[nn.Linear],
+    runtime: Runtime,
+    *,
+    heads: Sequence[nn.Linear] = (),
+) -> None:
+    """Wrap these decoder layers, the linear operators inside them and those after the last one."""
     for linear in linears:
         _wrap_linear(linear, runtime)
+    for head in heads:
+        _wrap_head(head, runtime)
     for index, layer in enumerate(layers):
         _wrap_layer(layer, runtime, index, is_last=index == len(layers) - 1)
 
@@ -37,6 +46,23 @@ def _wrap_linear(module: nn.Linear, runtime: Runtime) -> None:
     module.forward = forward_with_points  # type: ignore[method-assign]
 
 
+def _wrap_head(module: nn.Linear, runtime: Runtime) -> None:
+    forward = module.forward
+
+    def forward_in_pieces(input: Tensor) -> Tensor:
+        run = runtime.active
+        if run is None or not run.fine:
+            return forward(input)
+        parts = []
+        for first, last in head_pieces(input.shape[-2], run.head_rows):
+            run.point()
+            parts.append(forward(input[..., first:last, :]))
+            run.point()
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+    module.forward = forward_in_pieces  # type: ignore[method-assign]
+
+
 def _wrap_layer(layer: nn.Module, runtime: Runtime, index: int, *, is_last: bool) -> None:
     forward = layer.forward
 
@@ -51,20 +77,15 @@ def _wrap_layer(layer: nn.Module, runtime: Runtime, index: int, *, is_last: bool
             output = forward(hidden_states, *args, **kwargs)
         else:
             total = hidden_states.shape[1]
-            parts: list[Any] = []
+            output = None
             for number, tile in enumerate(tiles):
                 run.start_tile(index, number)
-                parts.append(
-                    forward(
-                        hidden_states[:, tile.start : tile.end],
-                        *(rows_of(value, tile.start, tile.end, total) for value in args),
-                        **{
-                            name: rows_of(value, tile.start, tile.end, total)
-                            for name, value in kwargs.items()
-                        },
-                    )
+                part = forward(
+                    hidden_states[:, tile.start : tile.end],
+                    *(rows_of(value, tile.start, tile.end, total) for value in args),
+                    **{name: rows_of(value, tile.start, tile.end, total) for name, value in kwargs.items()},
                 )
-            output = _join(parts)
+                output = _put_rows(output, part, tile.start, total)
         if is_last and (rows := run.sampled_rows()) is not None:
             # What follows (final norm, language model head) works row by row: only sampled rows need it.
             if isinstance(output, tuple):
@@ -84,7 +105,12 @@ def rows_of(value: Any, start: int, end: int, total: int) -> Any:
     return value
 
 
-def _join(parts: list[Any]) -> Any:
-    if isinstance(parts[0], tuple):
-        return (torch.cat([part[0] for part in parts], dim=1), *parts[0][1:])
-    return torch.cat(parts, dim=1)
+def _put_rows(output: Any, part: Any, start: int, total: int) -> Any:
+    """Put a tile's output into the whole, tile by tile: one copy at the end would be one long gap between points."""
+    if isinstance(part, tuple):
+        whole = None if output is None else output[0]
+        return (_put_rows(whole, part[0], start, total), *part[1:])
+    if output is None:
+        output = torch.empty((part.shape[0], total, *part.shape[2:]), dtype=part.dtype, device=part.device)
+    output[:, start : start + part.shape[1]] = part
+    return output

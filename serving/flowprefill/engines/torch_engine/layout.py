@@ -26,15 +26,17 @@ class Tiles:
     """Largest pieces that run between two preemption points; None does not cut.
 
     `rows` bounds the token rows of a layer tile, `attention_pairs` the (query row, key, query head) triples of
-    one attention unit, `expert_rows` the (token, expert) pairs expected in one group of experts.
+    one attention unit, `expert_rows` the (token, expert) pairs expected in one group of experts, `head_rows` the
+    sampled rows of one piece of the language model head.
     """
 
     rows: int | None = None
     attention_pairs: int | None = None
     expert_rows: int | None = None
+    head_rows: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rows", "attention_pairs", "expert_rows"):
+        for name in ("rows", "attention_pairs", "expert_rows", "head_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; accepted are integers from 1, or None for no limit")
@@ -164,6 +166,12 @@ def cut_units(
         for row in range(0, segment.num_rows, rows)
         for head in range(0, num_kv_heads, heads)
     )
+
+
+def head_pieces(num_rows: int, limit: int | None) -> tuple[tuple[int, int], ...]:
+    """Cut the sampled rows for the language model head into pieces of at most `limit` rows."""
+    step = num_rows if limit is None else limit
+    return tuple((first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
 def expert_groups(num_experts: int, num_pairs: int, limit: int | None) -> tuple[tuple[int, int], ...]:

@@ -26,11 +26,15 @@ NUM_PROBE_ROWS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model with its runtime attached, not yet instrumented. `linears` are those the trace counts points for."""
+    """A model with its runtime attached, not yet instrumented.
+
+    `linears` are the operators inside layers that the trace counts points for, `heads` those after the last layer.
+    """
 
     model: Any  # transformers' models have no common typed base beyond nn.Module
     layers: tuple[nn.Module, ...]
     linears: tuple[nn.Linear, ...]
+    heads: tuple[nn.Linear, ...]
     runtime: Runtime
     trace: ModelTrace
 
@@ -94,8 +98,8 @@ def attach(model: Any) -> LoadedModel:
     for module in model.modules():
         object.__setattr__(module, "flowprefill_runtime", runtime)
     layers = find_layers(model)
-    trace, linears = trace_model(model, layers, runtime)
-    return LoadedModel(model=model, layers=layers, linears=linears, runtime=runtime, trace=trace)
+    trace, linears, heads = trace_model(model, layers, runtime)
+    return LoadedModel(model=model, layers=layers, linears=linears, heads=heads, runtime=runtime, trace=trace)
 
 
 def find_layers(model: Any) -> tuple[nn.Module, ...]:
@@ -123,8 +127,10 @@ class Tracer:
         self.layer: int | None = None
         self.ops: dict[int, list[Op]] = {}
         self.tail: list[Op] = []
-        self.linears: list[nn.Linear] = []
-        self.heads: set[tuple[int, int, int, int]] = set()
+        self.linears: dict[nn.Linear, None] = {}  # ordered; a shared one counts once
+        self.heads: dict[nn.Linear, None] = {}
+        self.shapes: set[tuple[int, int, int, int]] = set()
+        self.head_rows: int | None = None
         self._reducing = [name for name, style in tensor_parallel_plan.items() if style.startswith("rowwise")]
 
     def point(self) -> None:
@@ -149,10 +155,13 @@ class Tracer:
     def linear(self, module: nn.Linear, name: str) -> None:
         if self.layer is None:
             return  # before the layers: no points there
-        if module not in self.linears:
-            self.linears.append(module)
         op = Op(kind="linear", flops_per_row=2 * module.weight.numel(), reduces=self.reduces(name))
-        (self.tail if self.layer < 0 else self.ops.setdefault(self.layer, [])).append(op)
+        if self.layer < 0:
+            self.heads[module] = None
+            self.tail.append(op)
+        else:
+            self.linears[module] = None
+            self.ops.setdefault(self.layer, []).append(op)
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
@@ -166,7 +175,7 @@ class Tracer:
             raise ModelNotLoadable(
                 f"{type(module).__name__} is not causal; accepted is causal self-attention"
             )
-        self.heads.add((query.shape[1], key.shape[1], key.shape[3], value.shape[3]))
+        self.shapes.add((query.shape[1], key.shape[1], key.shape[3], value.shape[3]))
         self.ops.setdefault(self.layer, []).append(Op(kind="attention", window=window))
         return nn.functional.scaled_dot_product_attention(
             query, key, value, scale=scaling, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
@@ -191,8 +200,11 @@ class Tracer:
 
 def trace_model(
     model: Any, layers: Sequence[nn.Module], runtime: Runtime
-) -> tuple[ModelTrace, tuple[nn.Linear, ...]]:
-    """Run a few tokens through the model and note what runs in each layer and after the last one."""
+) -> tuple[ModelTrace, tuple[nn.Linear, ...], tuple[nn.Linear, ...]]:
+    """Run a few tokens through the model and note what runs in each layer and after the last one.
+
+    Returns the trace, the linear operators inside layers and those after the last one.
+    """
     tracer = Tracer(dict(getattr(model, "tp_plan", None) or {}))
     handles = []
 
@@ -230,11 +242,11 @@ def trace_model(
                 f"layer {index} of {type(model).__name__} called attention {attentions} times; accepted are layers that call it once"
             )
         traces.append(LayerTrace(ops=ops))
-    if len(tracer.heads) != 1:
+    if len(tracer.shapes) != 1:
         raise ModelNotLoadable(
-            f"layers differ in heads or widths: {sorted(tracer.heads)}; accepted are equal layers"
+            f"layers differ in heads or widths: {sorted(tracer.shapes)}; accepted are equal layers"
         )
-    heads, kv_heads, key_dim, value_dim = tracer.heads.pop()
+    heads, kv_heads, key_dim, value_dim = tracer.shapes.pop()
     if key_dim != value_dim:
         raise ModelNotLoadable(f"keys are {key_dim} wide and values {value_dim}; accepted are equal widths")
     trace = ModelTrace(
@@ -244,4 +256,4 @@ def trace_model(
         group_size=heads // kv_heads,
         head_dim=key_dim,
     )
-    return trace, tuple(tracer.linears)
+    return trace, tuple(tracer.linears), tuple(tracer.heads)

@@ -5,7 +5,7 @@ The points of a forward, in order:
 1. at the start of every tile of every decoder layer;
 2. before and after every `nn.Linear` of the layer;
 3. before attention and after each of its units; before the experts and after each of their groups;
-4. before and after the language model head, when any row is sampled.
+4. before and after each piece of the language model head, when any row is sampled.
 
 With `layer` granularity only the first tile's start of every layer is a point.
 """
@@ -28,6 +28,7 @@ from flowprefill.engines.torch_engine.layout import (
     cut_tiles,
     cut_units,
     expert_groups,
+    head_pieces,
     num_keys,
 )
 from flowprefill.engines.torch_engine.trace import LayerTrace, ModelTrace, Op
@@ -84,8 +85,7 @@ class TorchPlan:
             layer: sum(len(self._tile_points(layer, tile)) for tile in range(len(self.tiles)))
             for layer in set(self.trace.layers)
         }
-        tail = 2 * len(self.trace.tail) if self.num_sampled else 0
-        return sum(per_layer[layer] for layer in self.trace.layers) + tail
+        return sum(per_layer[layer] for layer in self.trace.layers) + self._tail_points
 
     @cached_property
     def max_points_between_collectives(self) -> int:
@@ -100,8 +100,7 @@ class TorchPlan:
                     run += self._op_points(op, tile)
                     if op.reduces:
                         longest, run = max(longest, run), 0
-        tail = 2 * len(self.trace.tail) if self.num_sampled else 0
-        return max(longest, run + tail, 1)
+        return max(longest, run + self._tail_points, 1)
 
     def work_done(self, index: int) -> float:
         """Fraction of the predicted time that lies before point `index`."""
@@ -134,15 +133,33 @@ class TorchPlan:
                 carried_s = layer_s
         sampled = self.num_sampled
         if sampled:
-            tail = [line.at(sampled) for line in self.costs.tail]
+            tail = self._tail_gaps
             if self.granularity == "layer":
                 carried_s += sum(tail)
             elif len(tail) > 1:
-                before.append(np.asarray([carried_s + tail[0], *tail[1:-1]]))
+                before.append(np.asarray([carried_s + tail[0], *tail[1:-1]]))  # without a head: nothing
                 carried_s = tail[-1]
         reached = np.cumsum(np.concatenate(before))
         share: np.ndarray[tuple[int], np.dtype[np.float64]] = reached / (reached[-1] + carried_s)
         return share
+
+    @property
+    def _tail_points(self) -> int:
+        return 2 * len(self.trace.tail) * len(self._head_pieces)
+
+    @cached_property
+    def _head_pieces(self) -> tuple[tuple[int, int], ...]:
+        return head_pieces(self.num_sampled, self.limits.head_rows) if self.num_sampled else ()
+
+    @property
+    def _tail_gaps(self) -> list[float]:
+        """Seconds before each point of the tail, and after its last one."""
+        gaps: list[float] = []
+        *lines, end = self.costs.tail
+        for lead, op in zip(lines[::2], lines[1::2], strict=True):
+            for first, last in self._head_pieces:
+                gaps += [0.0 if first else lead.at(self.num_sampled), op.at(last - first)]
+        return [*gaps, end.at(self.num_sampled)]
 
     def _op_points(self, op: Op, tile: int) -> int:
         match op.kind:

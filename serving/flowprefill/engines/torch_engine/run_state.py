@@ -27,6 +27,9 @@ class Run(Protocol):
 
     fine: bool
 
+    @property
+    def head_rows(self) -> int | None: ...
+
     def point(self) -> None: ...
     def layer_tiles(self) -> tuple[Tile, ...]: ...
     def start_tile(self, layer: int, tile: int) -> None: ...
@@ -76,6 +79,7 @@ class RunState:
         self.sampled = sampled  # [S] packed rows whose logits are wanted, or None for all
         self.scratch: dict[int, tuple[Tensor, Tensor]] = {}
         """Per item that spans tiles: keys and values `[KH, L, hd]` of the layer in progress."""
+        self.head_rows = plan.limits.head_rows
         self._window = window
         self._tiles = plan.tiles
 

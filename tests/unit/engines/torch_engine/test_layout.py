@@ -13,6 +13,7 @@ from flowprefill.engines.torch_engine.layout import (
     cut_tiles,
     cut_units,
     expert_groups,
+    head_pieces,
     num_keys,
 )
 
@@ -105,7 +106,17 @@ def test_experts_are_grouped_by_how_many_rows_they_may_expect(
     assert expert_groups(experts, pairs, limit) == groups
 
 
-@pytest.mark.parametrize("name", ["rows", "attention_pairs", "expert_rows"])
+@pytest.mark.parametrize(
+    ("rows", "limit", "pieces"),
+    [(5, None, ((0, 5),)), (5, 5, ((0, 5),)), (5, 2, ((0, 2), (2, 4), (4, 5))), (1, 3, ((0, 1),))],
+)
+def test_sampled_rows_go_through_the_head_in_pieces(
+    rows: int, limit: int | None, pieces: tuple[tuple[int, int], ...]
+) -> None:
+    assert head_pieces(rows, limit) == pieces
+
+
+@pytest.mark.parametrize("name", ["rows", "attention_pairs", "expert_rows", "head_rows"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Tiles(**{name: 0})

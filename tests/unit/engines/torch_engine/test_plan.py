@@ -90,6 +90,29 @@ def test_a_cached_prefix_makes_attention_dearer() -> None:
     assert after - before == pytest.approx(4.4 / (8.8 + 8.0))
 
 
+def test_a_head_over_many_rows_is_cut_and_each_piece_costs_its_rows() -> None:
+    shapes = tuple(ItemShape(start=0, num_rows=1, sample=True) for _ in range(5))
+    costs = Costs(
+        begin=FREE, layers=COSTS.layers, tail=(FREE, Line(fixed_s=0.0, per_unit_s=1.0), FREE), measured=True
+    )
+    items = plan(1).items * 5
+    cut = TorchPlan(
+        items=items,
+        shapes=shapes,
+        granularity="operator",
+        limits=Tiles(head_rows=2),
+        trace=TRACE,
+        costs=costs,
+    )
+    # Per layer: 7 points, four more for the other items' attention; the head is 2 + 2 + 1 rows.
+    assert cut.num_points == 2 * (7 + 4) + 6
+    # A layer takes 3 s and attention 5 * 4 / 1000 s; the head 5 s.
+    total = 2 * 3.02 + 5
+    assert [cut.work_done(index) * total for index in range(22, 28)] == pytest.approx(
+        [6.04, 8.04, 8.04, 10.04, 10.04, 11.04]
+    )
+
+
 def test_a_point_outside_the_plan_is_clamped() -> None:
     done = plan(10)
     assert done.work_done(-1) == done.work_done(0)
