@@ -19,6 +19,7 @@ SHORT_SHARE = 0.7
 MIN_SHORT_TOKENS, MAX_SHORT_TOKENS = 64, 256
 MIN_RATIO, MAX_RATIO = 10, 16
 LONGEST_PREFILL_S = 2.0
+HOPELESS_PREFILL_S = 8.0
 LOAD = 0.75
 SLO_FACTOR = {CHAT: 6.0, DOCUMENT: 8.0}
 MAX_ANSWER_TOKENS = 16
@@ -74,16 +75,18 @@ class LoadItem:
 def choose_shape(predict_s: Callable[[int], float], max_model_len: int) -> Shape:
     """Lengths such that the longest document prefills in at most `LONGEST_PREFILL_S`, 16 times a mean short prompt.
 
-    On a machine too slow for 16 times 64 tokens short prompts have 64 and documents 10 times that at least; raises
-    FlowPrefillError when even those take longer. Documents have 13/16 of the longest length or more.
+    On a machine too slow for that short prompts have 64 tokens and documents 10 times as many at least, however long
+    they take, up to `HOPELESS_PREFILL_S`; raises FlowPrefillError beyond. Documents vary by 3/16 of the longest.
     """
-    lengths = range(MIN_SHORT_TOKENS * MIN_RATIO, max_model_len - MIN_SHORT_TOKENS, 16)
-    longest = max((n for n in lengths if predict_s(n) <= LONGEST_PREFILL_S), default=0)
-    if longest == 0:
+    shortest = MIN_SHORT_TOKENS * MIN_RATIO
+    least_s = predict_s(shortest)
+    if least_s > HOPELESS_PREFILL_S:
         raise FlowPrefillError(
-            f"a prompt of {lengths[0]} tokens prefills in {predict_s(lengths[0]):.1f} s here; the demo load needs at "
-            f"most {LONGEST_PREFILL_S:.0f} s: close other programs, or use a faster machine"
+            f"a prompt of {shortest} tokens prefills in {least_s:.1f} s here; the demo load needs at most "
+            f"{HOPELESS_PREFILL_S:.0f} s: close other programs, or use a faster machine"
         )
+    lengths = range(shortest, max_model_len - MIN_SHORT_TOKENS, 16)
+    longest = max((n for n in lengths if predict_s(n) <= LONGEST_PREFILL_S), default=shortest)
     short_mean = min(max(longest // MAX_RATIO, MIN_SHORT_TOKENS), (MIN_SHORT_TOKENS + MAX_SHORT_TOKENS) // 2)
     high = min(longest, MAX_RATIO * short_mean)
     return Shape(

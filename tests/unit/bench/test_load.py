@@ -38,6 +38,11 @@ def test_documents_are_10_to_16_times_longer_and_the_longest_takes_at_most_2_s(t
     assert high / tokens_per_s <= 2.0
 
 
+def test_a_slow_machine_keeps_the_ratio_and_takes_its_time() -> None:
+    shape = choose_shape(per_token(1 / 200), max_model_len=8192)
+    assert (shape.short_range, shape.document_range) == ((64, 64), (640, 640))
+
+
 def test_a_machine_that_is_too_slow_is_told_so() -> None:
     with pytest.raises(FlowPrefillError, match="close other programs"):
         choose_shape(per_token(1 / 50), max_model_len=8192)
