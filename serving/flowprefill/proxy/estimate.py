@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from flowprefill.openai.requests import ChatCompletionRequest, GenerationRequest, Prompt
 from flowprefill.scheduling.kv import prefix_hashes
@@ -16,19 +17,30 @@ CHAT_OVERHEAD_TOKENS = 8
 """What a chat template adds per message, roughly."""
 
 GAIN = 0.05
+"""Weight of one count once many were seen; the first ones weigh more."""
+
+MAX_DISAGREEMENTS = 3
+"""So many counts of pods in a row that differ from the tokenizer's mean that pods use another one."""
+
 MIN_FACTOR, MAX_FACTOR = 0.2, 5.0
 
 Tokenize = Callable[[GenerationRequest, Prompt | None], Sequence[int]]
 """Token ids of one prompt of a request as a pod would see them; None stands for a chat's messages."""
 
 
+Source = Literal["ids", "tokenizer", "bytes"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A prompt's length in tokens, and one hash per full block when its tokens are known. `exact`: counted."""
+    """A prompt's length in tokens, and one hash per full block when its tokens are known.
+
+    `source` says how it was found: the client's own token ids, a tokenizer, or the size in bytes.
+    """
 
     num_tokens: int
     hashes: tuple[int, ...] = ()
-    exact: bool = False
+    source: Source = "bytes"
 
 
 class Estimator:
@@ -41,6 +53,8 @@ class Estimator:
         self._tokenize = tokenize
         self._salt = tuple(salt)
         self._factor = 1.0
+        self._num_counts = 0
+        self._disagreements = 0
 
     def use(self, tokenize: Tokenize) -> None:
         """Count with a tokenizer from now on."""
@@ -49,26 +63,44 @@ class Estimator:
     def estimate(self, request: GenerationRequest, prompt: Prompt | None) -> Estimate:
         """The length of one prompt (None: a chat's messages). Takes milliseconds for a long one: any thread."""
         if isinstance(prompt, list):
-            return self._exact(prompt)
-        if self._tokenize is not None:
+            return self._exact(prompt, "ids")
+        tokenize = self._tokenize
+        if tokenize is not None:
             try:
-                return self._exact(self._tokenize(request, prompt))
+                return self._exact(tokenize(request, prompt), "tokenizer")
             except Exception as error:  # a template may raise anything; the pod will say what is wrong
                 log.debug("prompt not tokenized", extra={"reason": repr(error)})
-        tokens = self._factor * _rough_tokens(request, prompt)
-        return Estimate(num_tokens=max(round(tokens), 1))
+        return Estimate(num_tokens=max(round(self._factor * _rough_tokens(request, prompt)), 1))
 
     def measured(self, estimate: Estimate, num_prompt_tokens: int) -> None:
-        """A pod counted a prompt: move the ratio of bytes to tokens a little towards it."""
-        if estimate.exact or num_prompt_tokens < 1:
-            return
-        seen = self._factor * num_prompt_tokens / estimate.num_tokens
-        seen = min(max(seen, MIN_FACTOR), MAX_FACTOR)
-        self._factor += GAIN * (seen - self._factor)
+        """A pod counted a prompt. Event loop only.
 
-    def _exact(self, token_ids: Sequence[int]) -> Estimate:
+        Moves the ratio of bytes to tokens towards it. A tokenizer that disagrees with the pods again and again is
+        not theirs: its counts and hashes would mislead, so it is given up.
+        """
+        if num_prompt_tokens < 1:
+            return
+        match estimate.source:
+            case "ids":
+                return
+            case "tokenizer":
+                agrees = estimate.num_tokens == num_prompt_tokens
+                self._disagreements = 0 if agrees else self._disagreements + 1
+                if self._disagreements >= MAX_DISAGREEMENTS and self._tokenize is not None:
+                    self._tokenize = None
+                    log.warning(
+                        "the tokenizer here is not the pods'; prompt lengths are estimated",
+                        extra={"counted_here": estimate.num_tokens, "counted_there": num_prompt_tokens},
+                    )
+            case "bytes":
+                self._num_counts += 1
+                seen = self._factor * num_prompt_tokens / estimate.num_tokens
+                gain = max(GAIN, 1.0 / (self._num_counts + 1))
+                self._factor += gain * (min(max(seen, MIN_FACTOR), MAX_FACTOR) - self._factor)
+
+    def _exact(self, token_ids: Sequence[int], source: Source) -> Estimate:
         hashes = prefix_hashes(token_ids, self._block_size, salt=self._salt)
-        return Estimate(num_tokens=max(len(token_ids), 1), hashes=hashes, exact=True)
+        return Estimate(num_tokens=max(len(token_ids), 1), hashes=hashes, source=source)
 
 
 def _rough_tokens(request: GenerationRequest, prompt: str | None) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,8 +22,12 @@ CHUNK = 50
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("flowprefill").setLevel(logging.CRITICAL)  # injected failures are meant
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("flowprefill")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # injected failures are meant
+    yield
+    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SCENARIOS, CHUNK))

@@ -16,7 +16,7 @@ def completion(prompt: object) -> CompletionRequest:
 def test_token_ids_are_counted_exactly_and_hashed_as_pods_hash_them():
     ids = list(range(50))
     estimate = Estimator(block_size=16, salt=("m",)).estimate(completion(ids), ids)
-    assert (estimate.num_tokens, estimate.exact) == (50, True)
+    assert (estimate.num_tokens, estimate.source) == (50, "ids")
     assert estimate.hashes == prefix_hashes(ids, 16, salt=("m",))
     assert len(estimate.hashes) == 3
 
@@ -48,7 +48,25 @@ def test_a_tokenizer_that_fails_falls_back_to_bytes():
         raise ValueError("cannot render")
 
     estimate = Estimator(block_size=2, tokenize=broken).estimate(completion("x" * 40), "x" * 40)
-    assert (estimate.num_tokens, estimate.exact) == (10, False)
+    assert (estimate.num_tokens, estimate.source) == (10, "bytes")
+
+
+def test_a_tokenizer_that_pods_disagree_with_is_given_up():
+    estimator = Estimator(block_size=2, tokenize=lambda request, prompt: [1] * 10)
+    text = "x" * 400
+
+    def pod_counts(number: int) -> None:
+        estimator.measured(estimator.estimate(completion(text), text), number)
+
+    for number in (30, 30, 10, 30, 30):  # never three in a row
+        pod_counts(number)
+    assert estimator.estimate(completion(text), text).source == "tokenizer"
+    for _ in range(2):
+        pod_counts(30)
+    assert estimator.estimate(completion(text), text).source == "bytes"
+    for _ in range(100):  # the last of the first counts' error shrinks by 5 % a count
+        pod_counts(300)
+    assert estimator.estimate(completion(text), text).num_tokens == pytest.approx(300, abs=3)
 
 
 def test_the_ratio_follows_what_pods_count():
