@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 SMALL_ROWS = 64
 LARGE_ROWS = 256
 PAST_ROWS = 1024
+PACKED = 8
+"""Prompts of one packed run, of `SMALL_ROWS` tokens together: tells what an attention call costs however short."""
+
 BUDGET_S = 4.0
-"""Repeats stop after this; three runs always happen."""
+"""Repeats stop after this; one run of each kind always happens."""
 
 
 class TimingGate:
@@ -44,14 +48,13 @@ class TimingGate:
         return
 
 
-def point_times(engine: TorchEngine, rows: int, past: int = 0) -> list[float]:
+def point_times(engine: TorchEngine, rows: int, past: int = 0, copies: int = 1) -> list[float]:
     """Seconds from the start of a prefill of `rows` tokens after `past` cached ones to each point, and to its end.
 
-    CPU time of this thread. What the pool holds does not matter to the time; its blocks are overwritten.
+    `copies` such prompts are packed. CPU time of this thread. What the pool holds does not matter to the time; its blocks are overwritten.
     """
     gate = TimingGate(time.thread_time)
-    item = dummy_item(engine, rows, past)
-    plan = engine.plan_prefill([item], "operator")
+    plan = engine.plan_prefill([dummy_item(engine, rows, past)] * copies, "operator")
     start_s = time.thread_time()
     engine.run(plan, gate)
     gate.times_s.append(time.thread_time())
@@ -79,7 +82,12 @@ def measure(engine: TorchEngine) -> Costs:
     try:
         started_s = time.perf_counter()
         point_times(engine, SMALL_ROWS)  # the first run pays for allocations
-        shapes = ((SMALL_ROWS, 0), (LARGE_ROWS, 0), (LARGE_ROWS, PAST_ROWS))
+        shapes = (
+            (SMALL_ROWS, 0, 1),
+            (LARGE_ROWS, 0, 1),
+            (LARGE_ROWS, PAST_ROWS, 1),
+            (SMALL_ROWS // PACKED, 0, PACKED),
+        )
         runs = {shape: [_gaps(point_times(engine, *shape))] for shape in shapes}
         for shape in shapes:
             if time.perf_counter() - started_s < BUDGET_S:
@@ -94,27 +102,39 @@ def _gaps(times_s: list[float]) -> list[float]:
     return [after - before for before, after in pairwise([0.0, *times_s])]
 
 
-def _fit(trace: ModelTrace, small: list[float], large: list[float], late: list[float]) -> Costs:
-    """Lines through the gaps of three runs: few rows, many rows, many rows after a long past."""
+def _fit(
+    trace: ModelTrace, small: list[float], large: list[float], late: list[float], packed: list[float]
+) -> Costs:
+    """Lines through the gaps of four runs: few rows, many rows, many rows after a long past, few rows in many prompts."""
     heads = trace.num_kv_heads * trace.group_size
+    short_call_s = _short_call_s(trace, packed)
 
     def rows(index: int) -> Line:
         return _line(SMALL_ROWS, small[index], LARGE_ROWS, large[index])
 
-    def attention(index: int) -> Line:
-        near, far = heads * SMALL_ROWS * SMALL_ROWS, heads * LARGE_ROWS * (PAST_ROWS + LARGE_ROWS)
-        return _line(near, small[index], far, late[index])
+    def attention(index: int) -> tuple[Line, Line]:
+        """One call, and what a tile pays before its first."""
+        near, far = heads * SMALL_ROWS**2, heads * LARGE_ROWS * (PAST_ROWS + LARGE_ROWS)
+        whole = _line(near, small[index], far, late[index])
+        short = heads * (SMALL_ROWS // PACKED) ** 2
+        call_s = min(max(short_call_s - whole.per_unit_s * short, 0.0), whole.fixed_s)
+        return replace(whole, fixed_s=call_s), Line(fixed_s=whole.fixed_s - call_s, per_unit_s=0.0)
 
     # Gap i ends at point i. A layer has its start, and two points per operator; what follows its last one ends it.
     found: dict[LayerTrace, list[LayerCosts]] = {}
     index = 1
     for layer in trace.layers:
-        leads, ops = [], []
+        leads, ops, start = [], [], Line(fixed_s=0.0, per_unit_s=0.0)
         for op in layer.ops:
             leads.append(rows(index))
-            ops.append(attention(index + 1) if op.kind == "attention" else rows(index + 1))
+            if op.kind == "attention":
+                call, start = attention(index + 1)
+                ops.append(call)
+            else:
+                ops.append(rows(index + 1))
             index += 2
-        found.setdefault(layer, []).append(LayerCosts(leads=tuple(leads), ops=tuple(ops), end=rows(index)))
+        seen = LayerCosts(leads=tuple(leads), ops=tuple(ops), end=rows(index), attention_start=start)
+        found.setdefault(layer, []).append(seen)
         index += 1
     # The last layer's end runs up to the head. That had one row in every run: more cost what the layers' operators do.
     layers = {layer: _median_costs(seen) for layer, seen in found.items()}
@@ -130,6 +150,21 @@ def _fit(trace: ModelTrace, small: list[float], large: list[float], late: list[f
         tail=tuple(tail),
         measured=True,
     )
+
+
+def _short_call_s(trace: ModelTrace, packed: list[float]) -> float:
+    """Median seconds of an attention call after the first one of its tile."""
+    calls: list[float] = []
+    index = 1
+    for layer in trace.layers:
+        for op in layer.ops:
+            if op.kind == "attention":
+                calls += packed[index + 2 : index + 1 + PACKED]
+                index += 1 + PACKED
+            else:
+                index += 2
+        index += 1
+    return median(calls)
 
 
 def _seconds_per_flop(layers: dict[LayerTrace, LayerCosts]) -> float:
@@ -150,6 +185,7 @@ def _median_costs(seen: list[LayerCosts]) -> LayerCosts:
         leads=tuple(_median_line(lines) for lines in zip(*(costs.leads for costs in seen), strict=True)),
         ops=tuple(_median_line(lines) for lines in zip(*(costs.ops for costs in seen), strict=True)),
         end=_median_line(tuple(costs.end for costs in seen)),
+        attention_start=_median_line(tuple(costs.attention_start for costs in seen)),
     )
 
 

@@ -29,12 +29,14 @@ class Line:
 class LayerCosts:
     """Costs of one kind of layer: what leads to each operator, the operator itself, and what ends the layer.
 
-    All are lines in token rows, except that attention's own entry is a line in (row, key, query head) triples per unit.
+    All are lines in token rows, except that attention's own entry is a line in (row, key, query head) triples per
+    unit. `attention_start` is paid once a tile: keys and values are stored.
     """
 
     leads: tuple[Line, ...]
     ops: tuple[Line, ...]
     end: Line
+    attention_start: Line = Line(fixed_s=0.0, per_unit_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,8 @@ class TorchPlan:
                 case "linear":
                     gaps.append(cost.at(rows))
                 case "attention":
+                    start_s = costs.attention_start.at(rows)
+                    first = len(gaps)
                     segments = self.tiles[tile].segments
                     for segment, units in zip(segments, self.units[op.window][tile], strict=True):
                         gaps += [
@@ -196,6 +198,7 @@ class TorchPlan:
                             )
                             for unit in units
                         ]
+                    gaps[first] += start_s
                 case "experts":
                     groups = self.groups(op.num_experts, rows * op.top_k)
                     gaps += [cost.at(rows * (last - first) / op.num_experts) for first, last in groups]

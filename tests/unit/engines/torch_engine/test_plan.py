@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowprefill.engines.protocol import PrefillItem
@@ -111,6 +113,17 @@ def test_a_head_over_many_rows_is_cut_and_each_piece_costs_its_rows() -> None:
     assert [cut.work_done(index) * total for index in range(22, 28)] == pytest.approx(
         [6.04, 8.04, 8.04, 10.04, 10.04, 11.04]
     )
+
+
+def test_what_a_tile_pays_once_lies_before_its_first_attention_call() -> None:
+    layer = replace(COSTS.layers[LAYER], attention_start=SECOND)
+    costs = replace(COSTS, layers={LAYER: layer})
+    cut = plan(
+        64, limits=Tiles(attention_pairs=8192), costs=costs
+    )  # 64 * 64 * 4 triples: two units, a head each
+    steps = [cut.work_done(index + 1) - cut.work_done(index) for index in range(8)]
+    first, second = steps[3], steps[4]
+    assert first / second == pytest.approx((1 + 8.192) / 8.192)
 
 
 def test_a_point_outside_the_plan_is_clamped() -> None:
