@@ -17,14 +17,14 @@ from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 20.0
+BUDGET_S = 10.0
 """Measuring stops before a pass that would exceed this."""
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHED = ((16, 512), (64, 1024), (256, 2048))
 """(new, cached) tokens of the passes that continue a cached prefix."""
 
-SHORT_TOKENS = 512
+SHORT_TOKENS = 256
 """Passes up to this size are measured three times: they are cheap, and their noise is what short requests see."""
 
 
@@ -43,13 +43,12 @@ def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
     began_s = time.monotonic()
     samples: list[ProfileSample] = []
     with engine.thread_context():
-        _pass_s(engine, 16, 0)  # the first pass pays for what later ones find ready
+        _passes_s(engine, 16, 0, repeats=1)  # the first pass pays for what later ones find ready
         for num_new, num_cached in _shapes(engine):
             left_s = budget_s - (time.monotonic() - began_s)
-            if samples and _expected_s(samples, num_new) > left_s:
+            if samples and _expected_s(samples, num_new + num_cached) > left_s:
                 continue
-            repeats = 3 if num_new <= SHORT_TOKENS else 1
-            times = [_pass_s(engine, num_new, num_cached) for _ in range(repeats)]
+            times = _passes_s(engine, num_new, num_cached, repeats=3 if num_new <= SHORT_TOKENS else 1)
             samples += [ProfileSample(num_new=num_new, num_cached=num_cached, seconds=s) for s in times]
     profile = Profile(provenance=_provenance(engine), samples=tuple(samples))
     log.info(
@@ -106,21 +105,23 @@ def _shapes(engine: Engine) -> Iterator[tuple[int, int]]:
     yield from ((new, cached) for new, cached in CACHED if new + cached <= most)
 
 
-def _expected_s(samples: list[ProfileSample], num_new: int) -> float:
+def _expected_s(samples: list[ProfileSample], num_tokens: int) -> float:
     """A pass takes at most quadratically longer than the largest one so far."""
     largest = max(samples, key=lambda sample: sample.num_new)
-    return largest.seconds * max(num_new / largest.num_new, 1.0) ** 2
+    return largest.seconds * max(num_tokens / largest.num_new, 1.0) ** 2
 
 
-def _pass_s(engine: Engine, num_new: int, num_cached: int) -> float:
-    """Seconds of one pass. A cached prefix is computed first, in a pass that does not count."""
-    spec = engine.spec
-    blocks = range(-(-(num_new + num_cached) // spec.block_size))
+def _passes_s(engine: Engine, num_new: int, num_cached: int, *, repeats: int) -> list[float]:
+    """Seconds of each pass. A cached prefix is computed once before, in a pass that does not count."""
+    blocks = range(-(-(num_new + num_cached) // engine.spec.block_size))
     if num_cached:
         _run(engine, num_cached, 0, blocks)
-    began_s = time.perf_counter()
-    _run(engine, num_new, num_cached, blocks)
-    return time.perf_counter() - began_s
+    times = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        _run(engine, num_new, num_cached, blocks)
+        times.append(time.perf_counter() - began_s)
+    return times
 
 
 def _run(engine: Engine, num_new: int, start: int, blocks: range) -> None:
