@@ -31,7 +31,8 @@ test: setup ## Set up, then run the unit, contract, integration and charts suite
 test-no-torch: ## Run the suites that need no torch on PYTHON, in an environment of their own (VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[proxy,operator,dev]'
-	@$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not torch and not model" tests/unit tests/contract/policies $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not torch and not model" \
+		--ignore tests/unit/engines/torch_engine tests/unit tests/contract/policies $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: setup ## Check format, types and import rules

@@ -25,6 +25,7 @@ LINE_EVERY_S = 10.0
 
 
 PLAIN_WIDTH = 140
+VERSIONS = ("flowprefill", "torch", "transformers", "fastapi", "uvicorn", "numpy")
 
 
 def new_console() -> Console:
@@ -177,14 +178,18 @@ def environment() -> dict[str, object]:
         "commit": commit.stdout.strip() or None,
         "uncommitted_changes": bool(dirty.stdout.strip()),
         "python": platform.python_version(),
-        "versions": {
-            name: metadata.version(name)
-            for name in ("flowprefill", "torch", "transformers", "fastapi", "uvicorn", "numpy")
-        },
+        "versions": {name: _version(name) for name in VERSIONS},
         "platform": platform.platform(),
         "processor": _processor(),
         "num_cpus": os.cpu_count(),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:
