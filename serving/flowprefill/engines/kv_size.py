@@ -12,6 +12,9 @@ from flowprefill.errors import ModelNotLoadable
 KV_SHARE = 0.5
 """Part of what the weights leave; the rest is for activations and everything else in the process."""
 
+UNLIMITED_PART = 4
+"""A process without a memory limit of its own counts on one part in so many of the machine's memory."""
+
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 FEWEST_TOKENS = 1_024
 MOST_TOKENS = 131_072
@@ -20,13 +23,16 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def memory_limit_bytes(cgroup_limit: Path = CGROUP_LIMIT) -> int:
-    """Memory this process may use: its control group's limit, or the machine's memory when there is none."""
+    """Memory this process may use: its control group's limit, or a part of the machine's memory when there is none.
+
+    A process without a limit shares the machine with other pods and with everything else on it.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         text = cgroup_limit.read_text().strip()
     except OSError:
-        return machine
-    return machine if text == "max" else min(int(text), machine)
+        text = "max"
+    return machine // UNLIMITED_PART if text == "max" else min(int(text), machine)
 
 
 def default_kv_cache_tokens(path: Path, *, dtype: str = "auto", limit_bytes: int | None = None) -> int:
