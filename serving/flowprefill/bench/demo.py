@@ -43,8 +43,8 @@ DEMO_SHORT_REQUESTS = 60
 SEED = 20260216
 DEFAULT_MODEL_LEN = 8192
 """Longest prompt that the load may choose when the service sets no limit; the load stays far below."""
-BURST_REQUESTS = 24
-"""Requests that are sent at once to measure capacity."""
+BURST_REQUESTS = 16
+"""Requests that are sent at once to measure capacity; the faster of two bursts counts."""
 
 
 class Progress(Protocol):
@@ -143,7 +143,11 @@ async def calibrate(
     )
     service_s = mean_service_s(items, predictor.predict_s)
     progress.step("measuring how much this machine can prefill")
-    capacity = await capacity_per_s(target.url, model, items[:BURST_REQUESTS], predictor, service_s)
+    # Other programs on the machine only ever lower what is measured.
+    bursts = [items[:BURST_REQUESTS], items[BURST_REQUESTS : 2 * BURST_REQUESTS]]
+    capacity = max(
+        [await capacity_per_s(target.url, model, burst, predictor, service_s) for burst in bursts if burst]
+    )
     return Calibration(
         coefficients=predictor.coefficients,
         shape=shape,
