@@ -119,7 +119,7 @@ class Running:
 
     async def at_rest(self) -> None:
         """Wait until nothing is in flight anywhere in the proxy, and check that nothing is held."""
-        await until(lambda: not self.proxy.lifecycle.num_in_flight, "requests in flight")
+        await until(lambda: not self.proxy.lifecycle.in_flight, "requests in flight")
         assert self.proxy.dispatcher.num_waiting == 0
         assert set(self.proxy.pods.outstanding().values()) <= {0}
 

@@ -14,12 +14,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowprefill.errors import NotFound
+from flowprefill.hosting.lifecycle import Lifecycle
+from flowprefill.hosting.responses import error_response, not_served
 from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
-from flowprefill.openai.errors import ErrorAnswer, answer_for, method_not_allowed, no_such_path
+from flowprefill.openai.errors import answer_for
 from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
 from flowprefill.openai.responses import model_card, models_list
 from flowprefill.proxy.answering import Answerer
-from flowprefill.proxy.lifecycle import Lifecycle
 from flowprefill.proxy.settings import ProxySettings
 
 OPEN_PATHS = frozenset({"/health"})
@@ -106,22 +107,6 @@ class KeysExceptOpenPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._open if scope.get("path") in OPEN_PATHS else self._keyed
         await app(scope, receive, send)
-
-
-async def not_served(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in OpenAI's envelope."""
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "POST")
-        return error_response(method_not_allowed(request.method, path, allowed))
-    return error_response(no_such_path(path))
-
-
-def error_response(answer: ErrorAnswer) -> Response:
-    return Response(
-        answer.body(), status_code=answer.status, headers=dict(answer.headers), media_type="application/json"
-    )
 
 
 def _json(body: object) -> Response:

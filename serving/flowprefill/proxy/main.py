@@ -12,13 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from flowprefill.clock import MonotonicClock
 from flowprefill.errors import InvalidConfiguration
+from flowprefill.hosting.admin import admin_app
+from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.proxy import ProxyMetrics
 from flowprefill.openai.auth import KeyFile
-from flowprefill.proxy.admin import admin_app
 from flowprefill.proxy.answering import Answerer
 from flowprefill.proxy.app import api_app
 from flowprefill.proxy.attainment import Attainment
@@ -28,7 +32,6 @@ from flowprefill.proxy.dispatcher import Dispatcher
 from flowprefill.proxy.documents import follow_live, read_live, read_settings
 from flowprefill.proxy.estimate import Estimator
 from flowprefill.proxy.exchange import Services
-from flowprefill.proxy.lifecycle import Lifecycle
 from flowprefill.proxy.pods import PodTable
 from flowprefill.proxy.record import Ledger
 from flowprefill.proxy.settings import LiveSettings, ProxySettings
@@ -45,7 +48,7 @@ class Proxy:
 
     def __init__(self, settings: ProxySettings, live: LiveSettings, keys: KeyFile | None) -> None:
         self.settings = settings
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle("proxy")
         self.clock = MonotonicClock()
         self.metrics = ProxyMetrics(service=settings.service, model_name=settings.served_name)
         self.attainment = Attainment()
@@ -100,10 +103,10 @@ class Proxy:
             keys=keys,
         )
         self.admin = admin_app(
+            [Route("/v1/attainment", self._attainment, methods=["GET"])],
             lifecycle=self.lifecycle,
             registry=self.metrics.registry,
             before_scrape=self._show,
-            attainment=self._attainment,
         )
         self.configure(live)
 
@@ -143,7 +146,7 @@ class Proxy:
             self.lifecycle.enter("draining")
             servers[0].should_exit = True
             if not await self.lifecycle.idle(self.settings.drain_s):
-                log.warning("drain time is over", extra={"in_flight": self.lifecycle.num_in_flight})
+                log.warning("drain time is over", extra={"in_flight": self.lifecycle.in_flight})
                 await servers[0].cancel_requests()
             self.dispatcher.close()
         finally:
@@ -183,9 +186,9 @@ class Proxy:
             waiting=waiting, outstanding=self.pods.outstanding(), endpoints=self.pods.num_endpoints()
         )
 
-    def _attainment(self) -> dict[str, object]:
+    async def _attainment(self, request: Request) -> Response:
         classes = self.attainment.report(self.live.classes.classes, self.clock.now_s())
-        return {"generation": self.live.generation, "classes": classes}
+        return JSONResponse({"generation": self.live.generation, "classes": classes})
 
 
 def run(

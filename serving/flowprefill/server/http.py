@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowprefill.errors import FlowPrefillError, QueueFull
+from flowprefill.hosting.responses import error_response, not_served
 from flowprefill.metrics.engine import PodMetrics
 from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
-from flowprefill.openai.errors import ErrorAnswer, answer_for, method_not_allowed, no_such_path
+from flowprefill.openai.errors import answer_for
 from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
 from flowprefill.server.client import ClientLeft
 
 if TYPE_CHECKING:
-    from flowprefill.server.lifecycle import Lifecycle
+    from flowprefill.hosting.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def api_app(
 ) -> FastAPI:
     """The app of an API port. Everything a handler raises becomes an answer here."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=list(routes))
-    app.add_exception_handler(HTTPException, http_exception)
+    app.add_exception_handler(HTTPException, not_served)
     if keys is not None:
         app.add_middleware(ApiKeyMiddleware, keys=keys)
     app.add_middleware(
@@ -53,26 +53,6 @@ def api_app(
         logs_requests=logs_requests,
     )
     return app
-
-
-def error_response(answer: ErrorAnswer) -> Response:
-    """An error as a response."""
-    return Response(
-        answer.body(),
-        status_code=answer.status,
-        headers=dict(answer.headers),
-        media_type="application/json",
-    )
-
-
-async def http_exception(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in the envelope."""
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "POST")
-        return error_response(method_not_allowed(request.method, path, allowed))
-    return error_response(no_such_path(path))
 
 
 class RequestScope:

@@ -24,13 +24,14 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from flowprefill.errors import InvalidConfiguration
+from flowprefill.hosting.admin import admin_app
+from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
 from flowprefill.openai.auth import KeyFile
 from flowprefill.scheduling.profile import Profile
-from flowprefill.server.admin import admin_app
+from flowprefill.server.admin import admin_routes
 from flowprefill.server.http import api_app
-from flowprefill.server.lifecycle import Lifecycle
 from flowprefill.server.listening import HttpServer, bound, port_of
 from flowprefill.server.live import LiveDocument, read_live_config, read_pod_config
 from flowprefill.server.loading import Loaded, load
@@ -114,18 +115,17 @@ class PodServer:
         states = StateHub(
             lambda sequence: starting_state(role=self._role_name, revision=config.revision, sequence=sequence)
         )
-        lifecycle = Lifecycle()
+        lifecycle = Lifecycle("pod")
         lifecycle.subscribe(lambda: _phase_changed(lifecycle, metrics, states))
         self._lifecycle = lifecycle
         roles: list[Role] = []
         sockets = self._bind()
         admin = HttpServer(
             admin_app(
+                admin_routes(states=states, history=lambda: roles[0].history() if roles else {}),
                 lifecycle=lifecycle,
                 registry=metrics.registry,
-                states=states,
                 before_scrape=lambda: _before_scrape(metrics, lifecycle, roles),
-                history=lambda: roles[0].history() if roles else {},
             ),
             at=sockets["admin"],
             drain_s=ADMIN_DRAIN_S,

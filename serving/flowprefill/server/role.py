@@ -12,11 +12,11 @@ from starlette.routing import BaseRoute, Route
 
 from flowprefill.engines.protocol import Engine
 from flowprefill.errors import NotFound
+from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.metrics.engine import EngineMetrics
 from flowprefill.openai.parse import ParsedRequest, parse_request, read_body
 from flowprefill.openai.requests import Endpoint
 from flowprefill.openai.responses import model_card, models_list
-from flowprefill.server.lifecycle import Lifecycle
 from flowprefill.server.live import LiveDocument
 from flowprefill.server.state import StateHub
 from flowprefill.server.text import Texts

@@ -314,7 +314,7 @@ async def test_a_client_that_sends_half_a_body_and_leaves_is_no_slo_event(tmp_pa
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
         writer.write(head.encode())
         await writer.drain()
-        await until(lambda: pair.running.proxy.lifecycle.num_in_flight == 1)
+        await until(lambda: pair.running.proxy.lifecycle.in_flight == 1)
         writer.close()
         await pair.running.at_rest()
         samples = await pair.running.metrics()

@@ -1,30 +1,29 @@
-"""The admin port: metrics, probes, attainment for the operator. NetworkPolicy keeps clients away from it."""
+"""The admin port's common part: metrics and probes. NetworkPolicy keeps clients away from it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
-from flowprefill.proxy.app import not_served
-from flowprefill.proxy.lifecycle import Lifecycle
+from flowprefill.hosting.lifecycle import Lifecycle
+from flowprefill.hosting.responses import not_served
 
 
 def admin_app(
+    routes: Sequence[BaseRoute],
     *,
     lifecycle: Lifecycle,
     registry: CollectorRegistry,
     before_scrape: Callable[[], None],
-    attainment: Callable[[], dict[str, object]],
 ) -> FastAPI:
-    """`/metrics`, `/health` (live), `/ready` (configured and listening; pods do not matter), `/v1/attainment`."""
+    """`/metrics`, `/health` (live), `/ready`, and a role's own `routes`."""
 
     async def metrics(request: Request) -> Response:
         before_scrape()
@@ -32,25 +31,19 @@ def admin_app(
         return Response(encoder(registry), headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:
-        return _json({"status": "ok", "phase": lifecycle.phase})
+        if lifecycle.failure is not None:
+            return JSONResponse({"status": "failed", "reason": lifecycle.failure}, status_code=503)
+        return JSONResponse({"status": "ok", "phase": lifecycle.phase})
 
     async def ready(request: Request) -> Response:
         body = {"ready": lifecycle.ready, "phase": lifecycle.phase}
-        return _json(body, status_code=200 if lifecycle.ready else 503)
+        return JSONResponse(body, status_code=200 if lifecycle.ready else 503)
 
-    async def report(request: Request) -> Response:
-        return _json(attainment())
-
-    routes = [
+    common = [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
-        Route("/v1/attainment", report, methods=["GET"]),
     ]
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=list(routes))
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*common, *routes])
     app.add_exception_handler(HTTPException, not_served)
     return app
-
-
-def _json(body: object, status_code: int = 200) -> Response:
-    return Response(json.dumps(body), status_code=status_code, media_type="application/json")

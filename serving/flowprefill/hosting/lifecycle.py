@@ -1,4 +1,4 @@
-"""The phases of a pod's life, and what each means to a client.
+"""The phases of a server's life, proxy or pod, and what each means to a client.
 
     starting ─▶ ready ─▶ lame_duck ─▶ draining ─▶ stopped
 
@@ -19,14 +19,17 @@ Phase = Literal["starting", "ready", "lame_duck", "draining", "stopped"]
 
 
 class Lifecycle:
-    """One pod's phase and its requests in flight. Event-loop thread only."""
+    """One server's phase and its requests in flight. Event-loop thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Literal["pod", "proxy"]) -> None:
+        self._kind = kind
         self._on_change: Callable[[], None] = lambda: None
         self._phase: Phase = "starting"
         self._failure: str | None = None
         self._probe: Callable[[], str | None] = lambda: None
         self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -44,7 +47,7 @@ class Lifecycle:
 
     @property
     def failure(self) -> str | None:
-        """Why the pod cannot work any more; None while it can."""
+        """Why the server cannot work any more; None while it can."""
         return self._failure or self._probe()
 
     def probe(self, failure: Callable[[], str | None]) -> None:
@@ -63,19 +66,22 @@ class Lifecycle:
     def enter(self, phase: Phase) -> None:
         """Go on to `phase`."""
         self._phase = phase
-        log.info("pod phase", extra={"phase": phase})
+        log.info("%s phase", self._kind, extra={"phase": phase, "in_flight": self._in_flight})
         self._on_change()
 
     def fail(self, reason: str) -> None:
-        """The pod is broken for good: not ready, not live."""
+        """The server is broken for good: not ready, not live."""
         self._failure = reason
         self._on_change()
 
     def request_began(self) -> None:
         self._in_flight += 1
+        self._idle.clear()
 
     def request_ended(self) -> None:
         self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
 
     def stop(self) -> None:
         """Begin to stop; called again, hurry."""
@@ -111,3 +117,12 @@ class Lifecycle:
         finally:
             hurry.cancel()
         return done.done()
+
+    async def idle(self, seconds: float) -> bool:
+        """Wait until nothing is in flight, at most `seconds` and not after a second `stop`. Whether nothing is."""
+        waiting = asyncio.ensure_future(self._idle.wait())
+        try:
+            await self.until(waiting, seconds)
+        finally:
+            waiting.cancel()
+        return not self._in_flight

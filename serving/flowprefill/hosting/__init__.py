@@ -1,0 +1,1 @@
+"""What the proxy and the pods share as HTTP servers: phases from start to stop, the admin port, errors as responses."""
