@@ -18,8 +18,10 @@ from flowprefill.engines.protocol import Engine
 from flowprefill.engines.simulated.cost import CostModel
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.engines.simulated.presets import preset
+from flowprefill.hosting.documents import LiveDocument
 from flowprefill.server.loading import Loaded, assemble
 from flowprefill.server.main import PodServer
+from flowprefill.server.settings import checked
 from flowprefill_crd import LiveConfig, PodConfig
 
 MODEL = "test-model"
@@ -150,7 +152,7 @@ async def running_pod(
     server = PodServer(
         role,  # type: ignore[arg-type]
         config,
-        live_path,
+        LiveDocument(live_path, checked),
         host="127.0.0.1",
         port=0,
         admin_port=0,

@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowprefill.openai.auth import KeyFile
+from flowprefill.hosting.auth import KeyFile
+from flowprefill.hosting.documents import LiveDocument, read_pod_config
 from flowprefill.proxy.discovery import FileDiscovery
-from flowprefill.proxy.documents import read_live, read_settings
 from flowprefill.proxy.main import Proxy
+from flowprefill.proxy.settings import live_settings, proxy_settings
 from flowprefill.wire import Endpoint, EndpointsFile
 from support.proxy_pods import HOST, FakeColocated, FakeDecode, FakePod, FakePrefill, serving, until
 
@@ -138,15 +139,15 @@ async def running_proxy(
     (directory / "config.json").write_text(json.dumps({**CONFIG, **(config or {})}))
     (directory / "live.json").write_text(json.dumps(live or LIVE))
     (directory / "endpoints.json").write_text(_endpoints(endpoints))
-    _, base = read_settings(directory / "config.json")
-    text, live_settings = read_live(directory)
-    proxy = Proxy(replace(base, **settings), live_settings, KeyFile(keys) if keys else None)
+    base = proxy_settings(read_pod_config(directory / "config.json"))
+    document = LiveDocument(directory, live_settings)
+    proxy = Proxy(replace(base, **settings), document, KeyFile(keys) if keys else None)
     sockets = [socket.create_server((HOST, 0)) for _ in range(2)]
     urls = ["http://{}:{}".format(*s.getsockname()[:2]) for s in sockets]
     discovery = FileDiscovery(
         directory / "endpoints.json", refused=lambda: proxy.metrics.router.document_refused("endpoints")
     )
-    task = asyncio.create_task(proxy.run(discovery, directory, text, *sockets))
+    task = asyncio.create_task(proxy.run(discovery, *sockets))
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         try:
             await until(lambda: proxy.lifecycle.ready or task.done(), "the proxy is ready")

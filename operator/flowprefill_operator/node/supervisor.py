@@ -84,6 +84,13 @@ class Supervisor:
                 pod.kill()
         self._changed.set()
 
+    def _signalled(self, number: signal.Signals) -> None:
+        _log.info(
+            "stop asked for",
+            extra={"service": self._state.name, "signal": number.name, "times": self._stops + 1},
+        )
+        self.stop()
+
     def reload(self) -> None:
         """Read `service.yaml` again."""
         self._reload = True
@@ -96,7 +103,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGUSR1, self.reload)
         try:
             self._state.write_status(self._status)
@@ -315,8 +322,11 @@ class Supervisor:
         for _, forwarder in self._forwarders.values():
             await forwarder.close()
         self._state.write_status(
-            self._status.model_copy(update={"pods": (), "ready": False, "stopping": False})
+            self._status.model_copy(
+                update={"pods": (), "url": "", "rollout": "", "ready": False, "stopping": False}
+            )
         )
+        _log.info("service stopped", extra={"service": self._state.name})
 
 
 def _view(pod: Pod) -> PodView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -142,6 +143,7 @@ def supervise(
 def _stop_with_input() -> None:
     """Ask this process to stop once whoever holds the other end of its standard input is gone."""
     sys.stdin.buffer.read()
+    logging.getLogger(__name__).info("standard input ended: who started this service is gone")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -205,6 +207,8 @@ def status(
             print(json.dumps({"services": [view.as_json() for view in views]}, indent=2))
         elif not views:
             print("no service runs here; start one with `flowprefill up -f FILE`")
+            if stopped := find_services(state_dir, None, running=False):
+                print(f"stopped, with logs kept: {names_of(stopped)}")
         else:
             show(views)
         raise typer.Exit(0 if all(view.running and view.status.ready for view in views) else 1)

@@ -9,8 +9,10 @@ noticed; then nothing new is accepted and running requests end. A second signal 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 log = logging.getLogger(__name__)
@@ -126,3 +128,17 @@ class Lifecycle:
         finally:
             waiting.cancel()
         return not self._in_flight
+
+
+@contextlib.contextmanager
+def stopped_by_signals(lifecycle: Lifecycle) -> Iterator[None]:
+    """SIGTERM and SIGINT begin the stop; a second one hurries it. Inside the running event loop."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, lifecycle.stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

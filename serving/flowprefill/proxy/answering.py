@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -103,9 +103,10 @@ class Answerer:
             raise InvalidRequest(f"the body was not complete within {BODY_TIMEOUT_S:.0f} s") from None
 
     async def _serve(self, body: bytes, scope: Scope, answer: Answer) -> None:
+        exchanges: list[Exchange] = []
         try:
             async with asyncio.timeout(self.settings.request_timeout_s) as limit:
-                parsed, exchanges = await self._prepared(body, scope, answer.record)
+                parsed = await self._prepared(body, scope, answer.record, exchanges)
                 async with aclosing(interleaved(exchanges)) as events:
                     if parsed.request.stream:
                         await self._stream(parsed, exchanges, events, answer)
@@ -114,12 +115,32 @@ class Answerer:
         except TimeoutError:
             if not limit.expired():
                 raise
-            message = f"the request was not answered within {self.settings.request_timeout_s:g} s"
-            raise RequestTimeout(message) from None
+            raise self._too_late(exchanges, answer.record) from None
+
+    def _too_late(self, exchanges: Sequence[Exchange], record: Record) -> RequestTimeout:
+        """The error of a request that is over its time, which says in what: a stuck pod and an endless answer differ."""
+        late = next((e for e in exchanges if e.stage != "done"), None)
+        stage = "preparation" if late is None else late.stage
+        log.warning(
+            "request timed out",
+            extra={
+                "request_id": record.request_id,
+                "slo_class": record.slo.slo_class.name if record.slo is not None else "",
+                "stage": stage,
+                "pod": "" if late is None else late.pod,
+                "seconds": round(self._elapsed_s(record), 3),
+                "ttft_s": record.ttft_s,
+            },
+        )
+        limit = f"the request was not answered within {self.settings.request_timeout_s:g} s"
+        if stage == "answer":
+            return RequestTimeout(f"{limit}: its answer is still being generated; bound it with max_tokens")
+        return RequestTimeout(f"{limit}: it was still in {stage}")
 
     async def _prepared(
-        self, body: bytes, scope: Scope, record: Record
-    ) -> tuple[ParsedRequest, list[Exchange]]:
+        self, body: bytes, scope: Scope, record: Record, exchanges: list[Exchange]
+    ) -> ParsedRequest:
+        """The request that `body` is; what it needs of pods is added to `exchanges`."""
         parsed = await _maybe_in_thread(len(body), parse_request, self.api, body)
         request = parsed.request
         if request.model != self.settings.served_name:
@@ -136,7 +157,6 @@ class Answerer:
             for prompt in _prompts(parsed)
         ]
         leg_id = _leg_id(record.request_id, dict(headers).get(REQUEST_ID_HEADER))
-        exchanges = []
         for index, (prompt, estimate) in enumerate(estimates):
             alone = len(estimates) == 1
             call = Call(
@@ -152,7 +172,7 @@ class Answerer:
             )
             exchanges.append(Exchange(call, self.services))
         self.services.metrics.overhead(self._elapsed_s(record))
-        return parsed, exchanges
+        return parsed
 
     def _queued(self, request_id: str, estimate: Estimate, slo: Slo, record: Record) -> Request:
         """The request as the queue orders it: its deadline is the prefill's, what follows is taken off."""

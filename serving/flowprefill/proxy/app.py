@@ -6,19 +6,18 @@ import json
 import time
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowprefill.errors import NotFound
 from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.hosting.responses import error_response, not_served
-from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
+from flowprefill.hosting.scope import RequestScope
+from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.openai.errors import answer_for
-from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
 from flowprefill.openai.responses import model_card, models_list
 from flowprefill.proxy.answering import Answerer
 from flowprefill.proxy.settings import ProxySettings
@@ -66,35 +65,6 @@ def api_app(
         app.add_middleware(KeysExceptOpenPaths, keys=keys)
     app.add_middleware(RequestScope, lifecycle=lifecycle)
     return app
-
-
-class RequestScope:
-    """Gives every request its id, counts it while it runs, and closes connections while the proxy stops."""
-
-    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = request_id_from(Headers(scope=scope).get(REQUEST_ID_HEADER))
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_stamped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = request_id
-                if self._lifecycle.closes_connections:
-                    headers["connection"] = "close"
-            await send(message)
-
-        self._lifecycle.request_began()
-        try:
-            await self._app(scope, receive, send_stamped)
-        finally:
-            self._lifecycle.request_ended()
 
 
 class KeysExceptOpenPaths:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from flowprefill.proxy.watching import changes, read_document
+from flowprefill.errors import InvalidConfiguration
+from flowprefill.hosting.watching import WatchedFile
 from flowprefill.wire import Endpoint, EndpointsFile
 
 log = logging.getLogger(__name__)
@@ -28,21 +29,22 @@ class FileDiscovery:
     """Endpoints in an `EndpointsFile`, replaced atomically by who writes it. Bad content keeps the last good one."""
 
     def __init__(self, path: Path, *, refused: Callable[[], None] = lambda: None) -> None:
-        self._path = path
+        self._file = WatchedFile(path)
         self._refused = refused
 
     async def watch(self) -> AsyncIterator[tuple[Endpoint, ...]]:
-        text = read_document(self._path)
-        yield self._parse(text) or ()
-        async with aclosing(changes(self._path, text)) as texts:
-            async for changed in texts:
-                endpoints = self._parse(changed)
+        yield self._read() or ()
+        async with aclosing(self._file.changes()) as changes:
+            async for _ in changes:
+                endpoints = self._read()
                 if endpoints is not None:
                     yield endpoints
 
-    def _parse(self, text: str | None) -> tuple[Endpoint, ...] | None:
-        if text is None:
-            log.warning("no endpoints file; the last endpoints stay", extra={"path": str(self._path)})
+    def _read(self) -> tuple[Endpoint, ...] | None:
+        try:
+            text = self._file.read()
+        except InvalidConfiguration as error:
+            log.warning("no endpoints file; the last endpoints stay", extra={"reason": str(error)})
             return None
         try:
             endpoints = EndpointsFile.model_validate_json(text).endpoints
@@ -50,12 +52,12 @@ class FileDiscovery:
             self._refused()
             log.warning(
                 "endpoints refused; the last good ones stay",
-                extra={"path": str(self._path), "reason": str(error)},
+                extra={"path": str(self._file.path), "reason": str(error)},
             )
             return None
         names = [endpoint.name for endpoint in endpoints]
         if len(set(names)) < len(names):
             self._refused()
-            log.warning("endpoints refused: a name occurs twice", extra={"path": str(self._path)})
+            log.warning("endpoints refused: a name occurs twice", extra={"path": str(self._file.path)})
             return None
         return endpoints

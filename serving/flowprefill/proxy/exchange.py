@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -35,6 +35,7 @@ from flowprefill.wire import Endpoint
 
 log = logging.getLogger(__name__)
 
+Stage = Literal["queue", "prefill", "kv_transfer", "first_decode", "answer", "done"]
 PATHS: dict[ApiEndpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -103,11 +104,16 @@ class _Attempt:
 
 @dataclass(slots=True)
 class Exchange:
-    """One prompt through the pods. Iterate `events` once."""
+    """One prompt through the pods. Iterate `events` once.
+
+    `stage` is what it is in, by the names of TTFT's parts, then `answer` and `done`; `pod` is the pod that has it.
+    """
 
     call: Call
     services: Services
     timing: Timing = field(init=False)
+    stage: Stage = "queue"
+    pod: str = ""
     _attempt: _Attempt | None = None
     _first_retries: int = 1
     _decode_retries: int = 1
@@ -131,10 +137,11 @@ class Exchange:
                     if data:
                         yield data
                     if len(data) < len(batch):
+                        self.stage = "done"
                         return
                     following = await anext(events, None)
                     if following is None:
-                        raise LegFailed("a stream ended without [DONE]", pod=self._pod_name(), accepted=True)
+                        raise LegFailed("a stream ended without [DONE]", pod=self.pod, accepted=True)
                     batch = following
         finally:
             self._leave()
@@ -142,6 +149,7 @@ class Exchange:
     def first_token(self, now_s: float) -> None:
         """The first content token of this prompt has left."""
         self.timing.first_token_s = now_s
+        self.stage = "answer"
         timing, attempt = self.timing, self._attempt
         if attempt is not None and attempt.placement.decode is not None and timing.prefilled_s is not None:
             pod = attempt.placement.decode.endpoint.name
@@ -165,11 +173,13 @@ class Exchange:
             if self._attempt is not None:
                 return self._attempt
             call, services = self.call, self.services
+            self.stage, self.pod = "queue", ""
             placement = await services.dispatcher.place(
                 call.request, num_sequences=call.num_choices, avoid=self._avoid_first
             )
             self._attempt = attempt = _Attempt(placement=placement, leg_id=self._next_leg_id())
             self.timing.dispatched_s = placement.dispatched_s
+            self.stage, self.pod = "prefill", placement.first.name
             slack_s = call.request.deadline_s - placement.dispatched_s - placement.choice.work_s
             services.metrics.dispatched(call.slo.slo_class.name, placement.choice.kind, slack_s)
             if services.colocated:
@@ -183,6 +193,7 @@ class Exchange:
                 continue
             placement.release_first(answered=True)
             self.timing.prefilled_s = services.clock.now_s()
+            self.stage = "kv_transfer"
             return attempt
 
     def _next_leg_id(self) -> str:
@@ -231,6 +242,7 @@ class Exchange:
         else:
             pod = self._decode_pod(attempt)
             body = legs.decode_body(call.body, attempt.kv_params, slo_class=slo_class)
+        self.pod = pod.name
         headers = legs.leg_headers(call.headers, attempt.leg_id)
         async with AsyncExitStack() as leg:
             response = await leg.enter_async_context(
@@ -238,6 +250,7 @@ class Exchange:
             )
             if attempt.kv_params is not None:
                 self.timing.decoding_s = services.clock.now_s()
+                self.stage = "first_decode"
             events = read_events(pod, response)
             leg.push_async_callback(events.aclose)  # type: ignore[attr-defined]  # it is an async generator
             first = await anext(events, None)
@@ -260,13 +273,6 @@ class Exchange:
         if chosen is None:
             raise LegFailed("no decode pod of this revision is left", pod="", accepted=False)
         return chosen.endpoint
-
-    def _pod_name(self) -> str:
-        """The pod that streams the answer."""
-        if self._attempt is None:
-            return ""
-        placement = self._attempt.placement
-        return placement.decode.endpoint.name if placement.decode is not None else placement.first.name
 
     def _budget_s(self, follow_s: float) -> float:
         spent_s = self.services.clock.now_s() - self.call.arrival_s

@@ -22,7 +22,7 @@ from flowprefill.hosting.admin import admin_app
 from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.proxy import ProxyMetrics
-from flowprefill.openai.auth import KeyFile
+from flowprefill.hosting.auth import KeyFile
 from flowprefill.proxy.answering import Answerer
 from flowprefill.proxy.app import api_app
 from flowprefill.proxy.attainment import Attainment
@@ -40,14 +40,17 @@ from flowprefill.proxy.upstream import KVReleases, new_client
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_S = 5
+ADMIN_DRAIN_S = 5.0
 
 
 class Proxy:
     """One proxy on a running event loop. `run` serves until `lifecycle.stop` and returns when all is put away."""
 
-    def __init__(self, settings: ProxySettings, live: LiveSettings, keys: KeyFile | None) -> None:
+    def __init__(
+        self, settings: ProxySettings, live: LiveDocument[LiveSettings], keys: KeyFile | None
+    ) -> None:
         self.settings = settings
+        self.live = live
         self.lifecycle = Lifecycle("proxy")
         self.clock = MonotonicClock()
         self.metrics = ProxyMetrics(service=settings.service, model_name=settings.served_name)
@@ -67,7 +70,7 @@ class Proxy:
         self.dispatcher = Dispatcher(
             clock=self.clock,
             pods=self.pods,
-            live=live,
+            live=live.current,
             queue_limit=settings.queue_limit,
             pod_wait_s=settings.pod_wait_s,
         )
@@ -91,7 +94,7 @@ class Proxy:
                 services=services,
                 estimator=self.estimator,
                 ledger=self.ledger,
-                live=live,
+                live=live.current,
             )
             for api in ("completions", "chat")
         )
@@ -108,11 +111,12 @@ class Proxy:
             registry=self.metrics.registry,
             before_scrape=self._show,
         )
-        self.configure(live)
+        self.configure(live.current)
+        live.subscribe(changed=self.configure, refused=lambda: self.metrics.router.document_refused("live"))
 
     def configure(self, live: LiveSettings) -> None:
         """Take over a live document."""
-        self.live = live
+        set_level(live.log_level)
         classes = live.classes.classes.values()
         self.metrics.slo.configure((c.name, c.ttft_s, c.objective) for c in classes)
         self.metrics.router.live_generation(live.generation)
@@ -120,39 +124,32 @@ class Proxy:
         self.completions.live = self.chat.live = live
         self.dispatcher.reconfigure(live)
 
-    async def run(
-        self, discovery: Discovery, live_path: Path, live_text: str, api: socket.socket, admin: socket.socket
-    ) -> None:
-        """Serve on two listening sockets until stopped: lame duck, drain, done."""
-        patience_s = math.ceil(self.settings.drain_s) + SHUTDOWN_S
-        servers = [_Server(self.api, patience_s), _Server(self.admin, SHUTDOWN_S)]
+    async def run(self, discovery: Discovery, api: socket.socket, admin: socket.socket) -> None:
+        """Serve on two bound sockets until stopped: lame duck, drain, done."""
+        answers = HttpServer(self.api, at=api, drain_s=self.settings.drain_s)
+        probes = HttpServer(self.admin, at=admin, drain_s=ADMIN_DRAIN_S)
         tasks = [
             asyncio.create_task(self._follow_discovery(discovery), name="discovery"),
-            asyncio.create_task(self._follow_live(live_path, live_text), name="live document"),
+            asyncio.create_task(self.live.watch(), name="live document"),
             asyncio.create_task(
                 equip(self.estimator, self.settings.model_uri, self.settings.model_revision), name="tokenizer"
             ),
         ]
-        serving = [
-            asyncio.create_task(server.serve(sockets=[sock]))
-            for server, sock in zip(servers, (api, admin), strict=True)
-        ]
         try:
-            await _started(servers, serving)
+            await probes.start()
+            await answers.start()
             self.lifecycle.enter("ready")
             await self.lifecycle.stop_asked()
             self.lifecycle.enter("lame_duck")
             await self.lifecycle.pause(self.settings.lame_duck_s)
             self.lifecycle.enter("draining")
-            servers[0].should_exit = True
-            if not await self.lifecycle.idle(self.settings.drain_s):
-                log.warning("drain time is over", extra={"in_flight": self.lifecycle.in_flight})
-                await servers[0].cancel_requests()
+            hurry = self.lifecycle.hurry_asked()
+            await answers.stop(hurry=hurry)
+            hurry.cancel()
             self.dispatcher.close()
         finally:
-            for server in servers:
-                server.should_exit = True
-            await asyncio.gather(*serving, return_exceptions=True)
+            await answers.stop()
+            await probes.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -168,17 +165,8 @@ class Proxy:
         async for endpoints in discovery.watch():
             self.pods.update(endpoints)
 
-    async def _follow_live(self, path: Path, text: str) -> None:
-        def refused() -> None:
-            self.metrics.router.document_refused("live")
-
-        async for live in follow_live(path, text, refused=refused):
-            set_level(live.log_level)
-            self.configure(live)
-            log.info("live document in use", extra={"generation": live.generation})
-
     def _show(self) -> None:
-        waiting = dict.fromkeys(self.live.classes.classes, 0)
+        waiting = dict.fromkeys(self.live.current.classes.classes, 0)
         for request in self.dispatcher.waiting():
             name = self.metrics.slo.known(request.slo_class)
             waiting[name] = waiting.get(name, 0) + 1
@@ -187,8 +175,9 @@ class Proxy:
         )
 
     async def _attainment(self, request: Request) -> Response:
-        classes = self.attainment.report(self.live.classes.classes, self.clock.now_s())
-        return JSONResponse({"generation": self.live.generation, "classes": classes})
+        live = self.live.current
+        classes = self.attainment.report(live.classes.classes, self.clock.now_s())
+        return JSONResponse({"generation": live.generation, "classes": classes})
 
 
 def run(
@@ -196,84 +185,33 @@ def run(
 ) -> int:
     """Run a proxy until SIGTERM or SIGINT; returns the process's exit status.
 
-    Raises InvalidConfiguration when a document cannot be used at the start, OSError when a port cannot be had.
+    Raises InvalidConfiguration when a document cannot be used at the start or a port cannot be had.
     """
-    config, settings = read_settings(config_path)
-    live_text, live = read_live(live_path)
-    configure_logging(config.log_format, live.log_level)
+    config = read_pod_config(config_path)
+    settings = proxy_settings(config)
+    live = LiveDocument(live_path, live_settings)
+    configure_logging(config.log_format, live.current.log_level)
     keys = KeyFile(Path(settings.api_keys_file)) if settings.api_keys_file else None
-    with _listen(host, port) as api, _listen(host, admin_port) as admin:
+    with bound(host, port) as api, bound(host, admin_port) as admin:
         log.info(
             "proxy starts",
             extra={"api": f"{host}:{port}", "admin": f"{host}:{admin_port}", "service": settings.service},
         )
-        asyncio.run(_run(settings, live, live_text, keys, live_path, endpoints_path, api, admin))
+        asyncio.run(_run(settings, live, keys, endpoints_path, api, admin))
     return 0
 
 
 async def _run(
     settings: ProxySettings,
-    live: LiveSettings,
-    live_text: str,
+    live: LiveDocument[LiveSettings],
     keys: KeyFile | None,
-    live_path: Path,
     endpoints_path: Path,
     api: socket.socket,
     admin: socket.socket,
 ) -> None:
     proxy = Proxy(settings, live, keys)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, proxy.lifecycle.stop)
     discovery = FileDiscovery(
         endpoints_path, refused=lambda: proxy.metrics.router.document_refused("endpoints")
     )
-    await proxy.run(discovery, live_path, live_text, api, admin)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling and access log: the proxy decides when it stops."""
-
-    def __init__(self, app: object, shutdown_s: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type]  # any ASGI app
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                date_header=True,
-                timeout_graceful_shutdown=shutdown_s,
-                timeout_keep_alive=75,
-                h11_max_incomplete_event_size=64 * 1024,
-            )
-        )
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def cancel_requests(self) -> None:
-        """End what is in flight: every request gets its answer, an error, at once."""
-        tasks = list(self.server_state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _started(servers: list[_Server], serving: list[asyncio.Task[None]]) -> None:
-    """Return once both listen; raises what stopped one of them."""
-    while not all(server.started for server in servers):
-        for task in serving:
-            if task.done():
-                task.result()
-                raise InvalidConfiguration("a server ended before it listened")
-        await asyncio.sleep(0.01)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=2048)
-    with suppress(OSError):
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    with stopped_by_signals(proxy.lifecycle):
+        await proxy.run(discovery, api, admin)

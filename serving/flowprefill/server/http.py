@@ -1,29 +1,25 @@
-"""What every API port shares: request ids, in-flight counts, errors in OpenAI's envelope, 404 and 405, keys."""
+"""The app of a pod's API port: everything a handler raises becomes an answer, and every answer is counted."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowprefill.errors import FlowPrefillError, QueueFull
+from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.hosting.responses import error_response, not_served
+from flowprefill.hosting.scope import RequestScope
 from flowprefill.metrics.engine import PodMetrics
-from flowprefill.openai.auth import ApiKeyMiddleware, KeyFile
+from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.openai.errors import answer_for
-from flowprefill.openai.headers import REQUEST_ID_HEADER, request_id_from
 from flowprefill.server.client import ClientLeft
-
-if TYPE_CHECKING:
-    from flowprefill.hosting.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +42,18 @@ def api_app(
     if keys is not None:
         app.add_middleware(ApiKeyMiddleware, keys=keys)
     app.add_middleware(
-        RequestScope,
+        AnswersErrors,
         lifecycle=lifecycle,
         metrics=metrics,
         max_in_flight=max_in_flight,
         logs_requests=logs_requests,
     )
+    app.add_middleware(RequestScope, lifecycle=lifecycle)
     return app
 
 
-class RequestScope:
-    """One request from first byte to last: its id, its place in the count, its status, its errors."""
+class AnswersErrors:
+    """Bounds the requests in flight, answers what handlers raise, counts and logs how each request ended."""
 
     def __init__(
         self,
@@ -77,36 +74,28 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_from(Headers(scope=scope).get(REQUEST_ID_HEADER))
-        scope.setdefault("state", {})["request_id"] = request_id
+        request_id = scope["state"]["request_id"]
         began_s = time.monotonic()
         status = 0
 
-        async def send_stamped(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = request_id
-                if self._lifecycle.closes_connections:
-                    headers["connection"] = "close"
             await send(message)
 
-        full = self._lifecycle.in_flight >= self._max_in_flight
-        self._lifecycle.request_began()
         try:
-            if full:
+            if self._lifecycle.in_flight > self._max_in_flight:  # this one is counted already
                 raise QueueFull(f"{self._max_in_flight} requests are in this pod, which is the most accepted")
-            await self._app(scope, receive, send_stamped)
+            await self._app(scope, receive, send_noted)
         except (ClientLeft, ClientDisconnect):
             status = CLIENT_CLOSED_REQUEST
         except Exception as error:  # the top of a request
             if status:
                 log.exception("a request failed after its answer began", extra={"request_id": request_id})
             else:
-                await self._answer(error, scope, receive, send_stamped, request_id)
+                await self._answer(error, scope, receive, send_noted, request_id)
         finally:
-            self._lifecycle.request_ended()
             self._metrics.answered(status or CLIENT_CLOSED_REQUEST)
             level = logging.INFO if self._logs_requests() else logging.DEBUG
             if log.isEnabledFor(level):

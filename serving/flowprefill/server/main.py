@@ -13,10 +13,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -25,15 +24,15 @@ from prometheus_client import CollectorRegistry
 
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.hosting.admin import admin_app
-from flowprefill.hosting.lifecycle import Lifecycle
+from flowprefill.hosting.documents import LiveDocument, read_pod_config
+from flowprefill.hosting.lifecycle import Lifecycle, stopped_by_signals
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
-from flowprefill.openai.auth import KeyFile
+from flowprefill.hosting.auth import KeyFile
 from flowprefill.scheduling.profile import Profile
 from flowprefill.server.admin import admin_routes
 from flowprefill.server.http import api_app
-from flowprefill.server.listening import HttpServer, bound, port_of
-from flowprefill.server.live import LiveDocument, read_live_config, read_pod_config
+from flowprefill.hosting.listening import HttpServer, bound, port_of
 from flowprefill.server.loading import Loaded, load
 from flowprefill.server.role import Pod, Role
 from flowprefill.server.roles import new_role
@@ -62,8 +61,9 @@ def run(
     Raises `InvalidConfiguration` or `ModelNotLoadable` when the pod cannot start.
     """
     config = read_pod_config(config_path)
-    configure_logging(config.log_format, read_live_config(live_path).log_level)
-    server = PodServer(role, config, live_path, host=host, port=port, admin_port=admin_port, kv_port=kv_port)
+    live = LiveDocument(live_path, checked)
+    configure_logging(config.log_format, live.current.log_level)
+    server = PodServer(role, config, live, host=host, port=port, admin_port=admin_port, kv_port=kv_port)
     asyncio.run(server.run())
     return 0
 
@@ -75,7 +75,7 @@ class PodServer:
         self,
         role: RoleName,
         config: PodConfig,
-        live_path: Path,
+        live: LiveDocument[LiveConfig],
         *,
         host: str,
         port: int,
@@ -88,7 +88,7 @@ class PodServer:
         self._load = load
         self._role_name: RoleName = role
         self._config = config
-        self._live_path = live_path
+        self._live = live
         self._host, self._port, self._admin_port, self._kv_port = host, port, admin_port, kv_port
         self._handle_signals = handle_signals
         self.ready = asyncio.Event()
@@ -109,9 +109,9 @@ class PodServer:
             service=config.service,
             model_name=config.model.served_name,
             role=self._role_name,
-            classes=[c.name for c in read_live_config(self._live_path).slo_classes],
+            classes=[c.name for c in self._live.current.slo_classes],
         )
-        live = LiveDocument(self._live_path, metrics.pod)
+        metrics.pod.live_generation(self._live.current.generation)
         states = StateHub(
             lambda sequence: starting_state(role=self._role_name, revision=config.revision, sequence=sequence)
         )
@@ -130,12 +130,12 @@ class PodServer:
             at=sockets["admin"],
             drain_s=ADMIN_DRAIN_S,
         )
-        with _signals(lifecycle) if self._handle_signals else contextlib.nullcontext():
+        with stopped_by_signals(lifecycle) if self._handle_signals else contextlib.nullcontext():
             await admin.start()
             try:
                 loaded = await self._loaded(lifecycle)
                 if loaded is not None:
-                    await self._serve(loaded, live, lifecycle, metrics, states, roles, sockets)
+                    await self._serve(loaded, lifecycle, metrics, states, roles, sockets)
             finally:
                 lifecycle.enter("stopped")
                 states.close()
@@ -193,14 +193,13 @@ class PodServer:
     async def _serve(
         self,
         loaded: Loaded,
-        live: LiveDocument,
         lifecycle: Lifecycle,
         metrics: EngineMetrics,
         states: StateHub,
         roles: list[Role],
         sockets: dict[str, socket.socket],
     ) -> None:
-        config = self._config
+        config, live = self._config, self._live
         pod = Pod(
             role=self._role_name,
             config=config,
@@ -227,7 +226,10 @@ class PodServer:
         )
         termination = config.termination
         api = HttpServer(app, at=sockets["api"], drain_s=termination.drain_seconds)
-        live.subscribe(lambda changed: _live_changed(changed, role, states))
+        live.subscribe(
+            changed=lambda current: _live_changed(current, role, metrics, states),
+            refused=metrics.pod.live_document_refused,
+        )
         watching = asyncio.ensure_future(live.watch())
         try:
             await role.start()
@@ -286,23 +288,11 @@ def _phase_changed(lifecycle: Lifecycle, metrics: EngineMetrics, states: StateHu
     states.changed()
 
 
-def _live_changed(live: LiveConfig, role: Role, states: StateHub) -> None:
+def _live_changed(live: LiveConfig, role: Role, metrics: EngineMetrics, states: StateHub) -> None:
     set_level(live.log_level)
+    metrics.pod.live_generation(live.generation)
     role.reconfigure(live)
     states.changed()
-
-
-@contextlib.contextmanager
-def _signals(lifecycle: Lifecycle) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, lifecycle.stop)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _advertised(host: str) -> str:

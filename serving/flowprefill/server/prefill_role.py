@@ -21,7 +21,7 @@ from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
-from flowprefill.server.listening import port_of
+from flowprefill.hosting.listening import port_of
 from flowprefill.server.role import Pod
 from flowprefill.server.scheduled import ScheduledPrefill
 from flowprefill.server.slo import decode_max_tokens, slo_of

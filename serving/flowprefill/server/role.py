@@ -17,7 +17,7 @@ from flowprefill.metrics.engine import EngineMetrics
 from flowprefill.openai.parse import ParsedRequest, parse_request, read_body
 from flowprefill.openai.requests import Endpoint
 from flowprefill.openai.responses import model_card, models_list
-from flowprefill.server.live import LiveDocument
+from flowprefill.hosting.documents import LiveDocument
 from flowprefill.server.state import StateHub
 from flowprefill.server.text import Texts
 from flowprefill.wire import PodState
@@ -30,7 +30,7 @@ class Pod:
 
     role: str
     config: PodConfig
-    live: LiveDocument
+    live: LiveDocument[LiveConfig]
     lifecycle: Lifecycle
     metrics: EngineMetrics
     states: StateHub

@@ -169,11 +169,14 @@ async def test_a_colocated_pod_that_dies_before_its_first_byte_is_tried_again(tm
 # -- time-outs, full queues, no pods
 
 
-async def test_a_request_past_its_time_limit_is_a_504_and_frees_both_legs(tmp_path):
+async def test_a_request_past_its_time_limit_is_a_504_that_tells_where_it_was(tmp_path, caplog):
     async with proxy_with_pods(tmp_path, request_timeout_s=0.3) as pair:
         pair.prefill[0].gate.clear()
         answer = await pair.running.complete()
         assert answer.status_code == 504
+        assert answer.json()["error"]["message"].endswith("it was still in prefill")
+        (told,) = (r for r in caplog.records if r.message == "request timed out")
+        assert (told.stage, told.pod, told.slo_class) == ("prefill", "p0", "chat")
         await until(lambda: pair.prefill[0].seen[0].cancelled)
         await pair.running.at_rest()
         assert (await pair.running.metrics())[MISSED] == 1
@@ -188,6 +191,7 @@ async def test_a_stream_past_its_time_limit_ends_with_an_error_event(tmp_path):
         ) as response:
             lines = [line async for line in response.aiter_lines() if line]
         assert '"timeout"' in lines[-1]
+        assert "bound it with max_tokens" in lines[-1]
         await until(lambda: pair.decode[0].seen[0].cancelled)
         await pair.running.at_rest()
 

@@ -22,7 +22,7 @@ from flowprefill.server.holds import HoldTable
 from flowprefill.server.kv_consumer import KVClient
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
-from flowprefill.server.listening import bound, port_of
+from flowprefill.hosting.listening import bound, port_of
 from flowprefill.wire import KVTransferParams
 from support.pods import simulated_engine, until
 

@@ -35,6 +35,12 @@ class _QuietServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def cancel_requests(self) -> None:
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 class HttpServer:
     """One app on one port."""
@@ -66,7 +72,8 @@ class HttpServer:
             await asyncio.sleep(0.005)
 
     async def stop(self, *, hurry: asyncio.Future[None] | None = None) -> None:
-        """Accept nothing new and let answers under way end, within the drain time or until `hurry` is done."""
+        """Accept nothing new and let answers under way end, within the drain time or until `hurry` is done; what is
+        left then is cancelled."""
         if self._serving is None:
             self._socket.close()
             return
@@ -74,7 +81,8 @@ class HttpServer:
         self._server.stopping.set()
         if hurry is not None:
             await asyncio.wait({self._serving, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            self._server.force_exit = hurry.done()
+            if hurry.done():
+                await self._server.cancel_requests()
         await self._serving
 
 

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from flowprefill.errors import InvalidConfiguration
-from flowprefill.openai.auth import RECHECK_S, ApiKeyMiddleware, KeyFile
+from flowprefill.hosting.auth import RECHECK_S, ApiKeyMiddleware, KeyFile
 
 
 class Time:

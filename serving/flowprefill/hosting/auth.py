@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowprefill.errors import InvalidConfiguration, Unauthorized
+from flowprefill.hosting.watching import WatchedFile
 from flowprefill.openai.errors import answer_for
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,10 @@ class KeyFile:
     """
 
     def __init__(self, path: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
+        self._file = WatchedFile(path)
         self._now_s = now_s
         self._checked_s = now_s()
-        self._stamp = _stamp(path)
-        self._digests = _read_digests(path)
+        self._digests = _read_digests(self._file)
 
     def accepts(self, key: str) -> bool:
         """Whether `key` is one of the keys. Compares with all of them, whichever matches."""
@@ -53,16 +52,14 @@ class KeyFile:
         if now_s - self._checked_s < RECHECK_S:
             return
         self._checked_s = now_s
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        if not self._file.changed():
             return
-        self._stamp = stamp
         try:
-            self._digests = _read_digests(self._path)
+            self._digests = _read_digests(self._file)
         except InvalidConfiguration as error:
-            log.warning("API keys not reloaded", extra={"path": str(self._path), "reason": str(error)})
+            log.warning("API keys not reloaded", extra={"path": str(self._file.path), "reason": str(error)})
         else:
-            log.info("API keys reloaded", extra={"path": str(self._path), "keys": len(self._digests)})
+            log.info("API keys reloaded", extra={"path": str(self._file.path), "keys": len(self._digests)})
 
 
 class ApiKeyMiddleware:
@@ -98,27 +95,18 @@ async def _refuse(send: Send, *, missing: bool) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _read_digests(path: Path) -> tuple[bytes, ...]:
+def _read_digests(file: WatchedFile) -> tuple[bytes, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"API key file {path} cannot be read: {type(error).__name__}") from None
+        lines = file.read().splitlines()
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(f"API keys: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not 1 <= len(keys) <= MAX_KEYS:
         raise InvalidConfiguration(
-            f"API key file {path} holds {len(keys)} keys; accepted are 1 to {MAX_KEYS}"
+            f"API key file {file.path} holds {len(keys)} keys; accepted are 1 to {MAX_KEYS}"
         )
     return tuple(_digest(key) for key in keys)
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file is rewritten or its mount's symlink moves to another file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
