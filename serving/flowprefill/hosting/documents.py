@@ -52,38 +52,6 @@ class LiveDocument(Generic[T]):
         self._current = self._read()
 
     @property
-    def generation(self) -> int: ...
-
-
-T = TypeVar("T", bound=Meaning)
-
-
-def read_pod_config(path: Path) -> PodConfig:
-    """The pod's configuration. Raises `InvalidConfiguration` naming the file and every problem."""
-    text = WatchedFile(path).read()
-    try:
-        return PodConfig.from_json(text)
-    except InvalidConfig as error:
-        raise InvalidConfiguration(f"{path}: {error}") from error
-
-
-class LiveDocument(Generic[T]):
-    """The live document in use, as `meaning` understands it: the last good one.
-
-    `path` is the document, or the directory (a mounted ConfigMap) with `live.json` in it. `meaning` may raise
-    `ValueError` for what is well formed and still cannot be used. Raises `InvalidConfiguration` when the first
-    document is not good.
-    """
-
-    def __init__(self, path: Path, meaning: Callable[[LiveConfig], T]) -> None:
-        self._file = WatchedFile(path / LIVE_FILE if path.is_dir() else path)
-        self._meaning = meaning
-        self._changed: Callable[[T], None] = lambda meaning: None
-        self._refused: Callable[[], None] = lambda: None
-        self._seen: str | None = read_document(self._path)
-        self._current = self._parse(self._seen)
-
-    @property
     def current(self) -> T:
         return self._current
 

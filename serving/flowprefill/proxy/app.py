@@ -13,10 +13,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowprefill.errors import NotFound
+from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.hosting.responses import error_response, not_served
 from flowprefill.hosting.scope import RequestScope
-from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.openai.errors import answer_for
 from flowprefill.openai.responses import model_card, models_list
 from flowprefill.proxy.answering import Answerer

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flowprefill.clock import MonotonicClock
-from flowprefill.errors import InvalidConfiguration
 from flowprefill.hosting.admin import admin_app
-from flowprefill.hosting.lifecycle import Lifecycle
+from flowprefill.hosting.auth import KeyFile
+from flowprefill.hosting.documents import LiveDocument, read_pod_config
+from flowprefill.hosting.lifecycle import Lifecycle, stopped_by_signals
+from flowprefill.hosting.listening import HttpServer, bound
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.proxy import ProxyMetrics
-from flowprefill.hosting.auth import KeyFile
 from flowprefill.proxy.answering import Answerer
 from flowprefill.proxy.app import api_app
 from flowprefill.proxy.attainment import Attainment
 from flowprefill.proxy.budget import FollowUp
 from flowprefill.proxy.discovery import Discovery, FileDiscovery
 from flowprefill.proxy.dispatcher import Dispatcher
-from flowprefill.proxy.documents import follow_live, read_live, read_settings
 from flowprefill.proxy.estimate import Estimator
 from flowprefill.proxy.exchange import Services
 from flowprefill.proxy.pods import PodTable
 from flowprefill.proxy.record import Ledger
-from flowprefill.proxy.settings import LiveSettings, ProxySettings
+from flowprefill.proxy.settings import LiveSettings, ProxySettings, live_settings, proxy_settings
 from flowprefill.proxy.tokenizing import equip
 from flowprefill.proxy.upstream import KVReleases, new_client
 

@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowprefill.errors import FlowPrefillError, QueueFull
+from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.hosting.responses import error_response, not_served
 from flowprefill.hosting.scope import RequestScope
 from flowprefill.metrics.engine import PodMetrics
-from flowprefill.hosting.auth import ApiKeyMiddleware, KeyFile
 from flowprefill.openai.errors import answer_for
 from flowprefill.server.client import ClientLeft
 

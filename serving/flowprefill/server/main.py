@@ -24,18 +24,19 @@ from prometheus_client import CollectorRegistry
 
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.hosting.admin import admin_app
+from flowprefill.hosting.auth import KeyFile
 from flowprefill.hosting.documents import LiveDocument, read_pod_config
 from flowprefill.hosting.lifecycle import Lifecycle, stopped_by_signals
+from flowprefill.hosting.listening import HttpServer, bound, port_of
 from flowprefill.logs import configure_logging, set_level
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
-from flowprefill.hosting.auth import KeyFile
 from flowprefill.scheduling.profile import Profile
 from flowprefill.server.admin import admin_routes
 from flowprefill.server.http import api_app
-from flowprefill.hosting.listening import HttpServer, bound, port_of
 from flowprefill.server.loading import Loaded, load
 from flowprefill.server.role import Pod, Role
 from flowprefill.server.roles import new_role
+from flowprefill.server.settings import checked
 from flowprefill.server.state import StateHub
 from flowprefill.server.states import starting_state
 from flowprefill_crd import LiveConfig, PodConfig

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from flowprefill.errors import InvalidRequest
 from flowprefill.execution.results import FinishedPrefill
+from flowprefill.hosting.listening import port_of
 from flowprefill.openai.requests import CompletionRequest, Endpoint, GenerationRequest
 from flowprefill.openai.responses import Choice, ResponseShape, Usage
 from flowprefill.scheduling.predictor import Predictor
@@ -21,7 +22,6 @@ from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
-from flowprefill.hosting.listening import port_of
 from flowprefill.server.role import Pod
 from flowprefill.server.scheduled import ScheduledPrefill
 from flowprefill.server.slo import decode_max_tokens, slo_of

@@ -12,12 +12,12 @@ from starlette.routing import BaseRoute, Route
 
 from flowprefill.engines.protocol import Engine
 from flowprefill.errors import NotFound
+from flowprefill.hosting.documents import LiveDocument
 from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.metrics.engine import EngineMetrics
 from flowprefill.openai.parse import ParsedRequest, parse_request, read_body
 from flowprefill.openai.requests import Endpoint
 from flowprefill.openai.responses import model_card, models_list
-from flowprefill.hosting.documents import LiveDocument
 from flowprefill.server.state import StateHub
 from flowprefill.server.text import Texts
 from flowprefill.wire import PodState

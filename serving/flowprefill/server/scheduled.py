@@ -14,9 +14,9 @@ from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.scheduler import Scheduler
 from flowprefill.server.history import History
-from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.prefill import PrefillService
 from flowprefill.server.role import Pod
+from flowprefill.server.settings import scheduler_settings
 from flowprefill_crd import LiveConfig
 
 

@@ -175,7 +175,7 @@ async def test_live_classes_change_without_a_restart_and_bad_ones_change_nothing
             {**changed["sloClasses"][1], "name": "bulk"},
         ]
         running.write_live(changed)
-        await until(lambda: running.proxy.live.generation == 2)
+        await until(lambda: running.proxy.live.current.generation == 2)
         await running.complete(headers={"x-flowprefill-slo-class": "bulk"})
         assert pair.prefill[0].seen[0].body["vllm_xargs"]["slo_class"] == "bulk"
         samples = await running.metrics()
@@ -189,7 +189,7 @@ async def test_live_classes_change_without_a_restart_and_bad_ones_change_nothing
 
         running.write_live("{")
         await running.until_sample("flowprefill_documents_refused_total{document=live}", 1)
-        assert running.proxy.live.generation == 2
+        assert running.proxy.live.current.generation == 2
         assert (await running.complete()).status_code == 200
 
 
@@ -206,7 +206,7 @@ async def test_a_live_document_that_arrives_by_a_moved_symlink_is_seen(tmp_path)
             if number == 2:
                 (tmp_path / "live.json").unlink()
                 (tmp_path / "live.json").symlink_to("..data/live.json")
-            await until(lambda number=number: pair.running.proxy.live.generation == number)
+            await until(lambda number=number: pair.running.proxy.live.current.generation == number)
 
 
 async def test_attainment_and_probes_are_on_the_admin_port(tmp_path):

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import KVTransferFailed
+from flowprefill.hosting.listening import bound, port_of
 from flowprefill.metrics.engine import EngineMetrics, engine_metrics
 from flowprefill.server import kv_producer
 from flowprefill.server.holds import HoldTable
 from flowprefill.server.kv_consumer import KVClient
 from flowprefill.server.kv_producer import KVServer
 from flowprefill.server.kv_transfer import TransferLimits
-from flowprefill.hosting.listening import bound, port_of
 from flowprefill.wire import KVTransferParams
 from support.pods import simulated_engine, until
 
