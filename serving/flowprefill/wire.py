@@ -51,6 +51,10 @@ class KVTransferParams(_Wire):
     revision: str
     num_cached_tokens: int = 0
     """Prompt tokens that the prefill pod found in its prefix cache; the answer's usage tells them."""
+    first_token_id: int | None = None
+    """The answer's first token, chosen at the end of prefill by the request's own sampling: the decode pod sends it as
+    soon as the KV is in place and goes on from there. None: the decode pod runs the prompt's last token again, as vLLM's
+    does."""
 
 
 class TaskState(_Wire):

@@ -202,6 +202,7 @@ def prefill_leg(prompt: Any, **changes: Any) -> dict[str, Any]:
         "prompt": prompt,
         "stream": False,
         "max_tokens": 1,
+        "temperature": 0,
         "kv_transfer_params": {"do_remote_decode": True},
     } | changes
 

@@ -63,21 +63,6 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillItem:
-    """Tokens of one request to run: `token_ids` are at positions `[start, start + len(token_ids))`.
-
-    `block_ids` are its blocks in order, enough for all positions up to the end; KV before `start` is in place.
-    `sample` asks for the greedy next token after the last of `token_ids`.
-    """
-
-    request_id: str
-    token_ids: Sequence[int]
-    start: int
-    block_ids: Sequence[int]
-    sample: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens. `temperature` 0 is greedy; `seed` None draws from the process's generator."""
 
@@ -86,12 +71,33 @@ class SamplingParams:
     seed: int | None = None
 
 
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillItem:
+    """Tokens of one request to run: `token_ids` are at positions `[start, start + len(token_ids))`.
+
+    `block_ids` are its blocks in order, enough for all positions up to the end; KV before `start` is in place.
+    `sample` asks for the next token after the last of `token_ids`, chosen by `sampling`; a seed's generator makes its
+    first draw for it.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
+    sample: bool
+    sampling: SamplingParams = GREEDY
+
+
 @dataclass(slots=True, kw_only=True)
 class DecodeSequence:
     """One sequence in a decode step, as the server keeps it.
 
     `last_token_id` is the token to feed, at position `position`; its KV is written by the step. `generator`
-    is the engine's own random state for this sequence, None until the engine fills it in.
+    is the engine's own random state for this sequence, None until the engine fills it in: a seeded one begins after
+    `num_sampled` draws, those of the answer's tokens that were chosen before this sequence began.
     """
 
     request_id: str
@@ -100,6 +106,7 @@ class DecodeSequence:
     block_ids: Sequence[int]
     sampling: SamplingParams
     generator: object | None = None
+    num_sampled: int = 0
     banned_token_ids: Sequence[int] = field(default_factory=tuple)
 
 

@@ -217,7 +217,7 @@ class ColocatedDecode:
         """Whether the next step is to enter now; if it is to wait, the pacer is told until when."""
         jobs = self._batch.next_members()
         now_s = self._clock.now_s()
-        joins = any(job.request_id not in self._last_token_s for job in jobs)
+        joins = any(job.request_id not in self._last_token_s and job.first_token_id is None for job in jobs)
         self._last_token_s = {job.request_id: self._last_token_s.get(job.request_id, now_s) for job in jobs}
         self._pace_until_s = None
         if not jobs:

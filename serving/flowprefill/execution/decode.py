@@ -8,8 +8,8 @@ go through the scheduler) through the one interface `Decoder`:
 2. `on_admitted(request_id, block_ids, num_cached_tokens)`: the server brings the prompt's KV into these blocks
    (`Engine.write_blocks`), then calls `filled(request_id)`, or `fill_failed(request_id, detail)`. Exactly one of the
    two, also when the request was cancelled meanwhile: until then somebody may still be writing the blocks.
-3. `on_token(request_id, token_id)` for every token. The first step feeds the prompt's *last* token at its position,
-   so sampling, seeds and logits processing happen only here.
+3. `on_token(request_id, token_id)` for every token. A job with a `first_token_id` has its first one as soon as it is
+   filled; the first step of any other feeds the prompt's *last* token again, at its position.
 4. `on_end(request_id, reason, detail)`, exactly once, and nothing after it. The job's blocks are free from then on: so
    the end of a cancelled job, which gets no more tokens, waits for its fill or its present step.
 """
@@ -29,7 +29,8 @@ EndReason = Literal["stop", "length", "cancelled", "error"]
 class DecodeJob:
     """One answer to generate; `n` answers to one prompt are `n` jobs.
 
-    `last_token_id` is the prompt's last token, at position `num_prompt_tokens - 1`. A token of `stop_token_ids` ends
+    `last_token_id` is the prompt's last token, at position `num_prompt_tokens - 1`; `first_token_id` is the answer's
+    first, where the prefill chose it by the job's `sampling` (not where `min_tokens` forbids some). A token of `stop_token_ids` ends
     the answer; it is delivered like any other, and it is not sampled before `min_tokens` tokens are out.
     `prefix_hashes` are the prompt's block hashes: blocks that the pool already holds need no filling
     (`num_cached_tokens` says how many tokens). `tbt_slo_s` is the wanted time between tokens; only colocated decoding
@@ -39,6 +40,7 @@ class DecodeJob:
     request_id: str
     num_prompt_tokens: int
     last_token_id: int
+    first_token_id: int | None = None
     max_tokens: int
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()
@@ -51,8 +53,18 @@ class DecodeJob:
             raise ValueError(f"num_prompt_tokens is {self.num_prompt_tokens}; a prompt has at least 1 token")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; an answer has at least 1 token")
+        if self.first_token_id is not None and self.min_tokens > 0:
+            raise ValueError(
+                f"first_token_id comes with min_tokens {self.min_tokens}; accepted is 0: a prefill does not know "
+                f"which tokens may not end the answer yet"
+            )
         if not self.tbt_slo_s > 0:
             raise ValueError(f"tbt_slo_s is {self.tbt_slo_s}; accepted are positive numbers of seconds")
+
+    @property
+    def num_filled_tokens(self) -> int:
+        """Tokens of the prompt whose KV is in place when the job is filled; the first step writes the others'."""
+        return self.num_prompt_tokens - (self.first_token_id is None)
 
     @property
     def num_reserved_tokens(self) -> int:
@@ -74,7 +86,10 @@ class DecodeState:
 
 
 class DecodeListener(Protocol):
-    """Hears of a decoder's jobs, on the decoder's thread: it hands over (`call_soon_threadsafe`) and returns."""
+    """Hears of a decoder's jobs, in order, one call at a time: it hands over (`call_soon_threadsafe`) and returns.
+
+    Calls come on the decoder's thread, or on the thread whose call to the decoder caused them.
+    """
 
     def on_admitted(self, request_id: str, block_ids: Sequence[int], num_cached_tokens: int) -> None:
         """Blocks are reserved: in prompt order, the first `num_cached_tokens` tokens already in place."""

@@ -97,9 +97,11 @@ class DecodeBatch:
         if entry.cancelled:
             self._end(entry, "cancelled")
             return
-        self._kv.commit(request_id, entry.job.num_prompt_tokens - 1)
+        self._kv.commit(request_id, entry.job.num_filled_tokens)
         entry.state = "ready"
         self._ready[request_id] = entry
+        if entry.job.first_token_id is not None:
+            self._advance(entry, entry.job.first_token_id)
 
     def fill_failed(self, request_id: str, detail: str) -> None:
         """The job's KV does not come."""
@@ -134,8 +136,8 @@ class DecodeBatch:
         while self._queued and len(self._entries) - len(self._queued) < limit:
             request_id, entry = next(iter(self._queued.items()))
             job = entry.job
-            # The last token's block is written by the first step, so it is never a shared one.
-            shareable = job.prefix_hashes[: (job.num_prompt_tokens - 1) // self._kv.block_size]
+            # The block that the first step writes is never a shared one.
+            shareable = job.prefix_hashes[: job.num_filled_tokens // self._kv.block_size]
             allocation = self._kv.allocate(request_id, job.num_reserved_tokens, shareable)
             if allocation is None:
                 return
@@ -148,6 +150,7 @@ class DecodeBatch:
                 position=job.num_prompt_tokens - 1,
                 block_ids=block_ids,
                 sampling=job.sampling,
+                num_sampled=0 if job.first_token_id is None else 1,
                 banned_token_ids=tuple(sorted(job.stop_token_ids)) if job.min_tokens > 0 else (),
             )
             self._admitted(request_id, block_ids, allocation.num_cached_tokens)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from flowprefill.clock import Timekeeper
 from flowprefill.engines.protocol import DecodeSequence, Engine
@@ -62,6 +63,7 @@ class DecodeLoop:
             kv, max_batch_size=max_batch_size, queue_limit=queue_limit, block_offset=block_offset
         )
         self._lock = threading.Lock()  # guards the batch and the two fields below
+        self._telling = threading.RLock()  # taken before `_lock`: keeps what the listener hears in order
         self._closed_because: str | None = None
         self._crashed: BaseException | None = None
         self._wake = clock.signal()
@@ -74,26 +76,22 @@ class DecodeLoop:
         self._thread = self._clock.start_thread(self._main, name="decode")
 
     def submit(self, job: DecodeJob) -> None:
-        with self._lock:
+        with self._change():
             if self._closed_because is not None:
                 raise Unavailable(self._closed_because)
             self._batch.add(job)
-        self._wake.set()
 
     def filled(self, request_id: str) -> None:
-        with self._lock:
+        with self._change():
             self._batch.filled(request_id)
-        self._wake.set()
 
     def fill_failed(self, request_id: str, detail: str) -> None:
-        with self._lock:
+        with self._change():
             self._batch.fill_failed(request_id, detail)
-        self._wake.set()
 
     def cancel(self, request_id: str) -> None:
-        with self._lock:
+        with self._change():
             self._batch.cancel(request_id)
-        self._wake.set()
 
     def state(self) -> DecodeState:
         with self._lock:
@@ -126,8 +124,7 @@ class DecodeLoop:
             with self._lock:
                 self._closed_because = CRASHED
                 self._batch.end_all("error", CRASHED)
-                notices = self._batch.take_notices()
-            self._tell(notices)
+            self._tell()
 
     def _turn(self) -> bool:
         with self._lock:
@@ -136,8 +133,7 @@ class DecodeLoop:
                 self._batch.end_all("cancelled")
             self._batch.admit()
             sequences = self._batch.begin_step()
-            notices = self._batch.take_notices()
-        self._tell(notices)
+        self._tell()
         if closing:
             return False
         if not sequences:
@@ -162,8 +158,22 @@ class DecodeLoop:
         plan = self._engine.plan_decode(sequences)
         return checked_tokens(self._engine.run(plan, self._gate), len(sequences))
 
-    def _tell(self, notices: Sequence[Notice]) -> None:
-        tell(self._listener, notices)
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """A change from outside. What follows from it is told at once: a job need not wait for the end of a step."""
+        try:
+            with self._lock:
+                yield
+                self._batch.admit()
+            self._tell()
+        finally:
+            self._wake.set()
+
+    def _tell(self) -> None:
+        with self._telling:
+            with self._lock:
+                notices = self._batch.take_notices()
+            tell(self._listener, notices)
 
 
 def checked_tokens(results: Sequence[int | None], num_sequences: int) -> list[int]:

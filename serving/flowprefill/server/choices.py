@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flowprefill.engines.protocol import SamplingParams
 from flowprefill.execution.decode import DecodeJob
+from flowprefill.openai.requests import GenerationRequest
 from flowprefill.openai.responses import FinishReason
 from flowprefill.openai.stops import StopMatcher
 from flowprefill.server.text import TextStream
@@ -23,11 +24,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """What to generate for one prompt. `stop_token_ids` end a choice and have no text."""
+    """What to generate for one prompt. `stop_token_ids` end a choice and have no text.
+
+    `first_token_id` is what the prefill chose; it serves a single choice that may end at any token.
+    """
 
     answer_id: str
     num_prompt_tokens: int
     last_token_id: int
+    first_token_id: int | None = None
     prefix_hashes: tuple[int, ...]
     n: int
     max_tokens: int
@@ -45,6 +50,7 @@ class AnswerPlan:
             request_id=f"{self.answer_id}-{choice}",
             num_prompt_tokens=self.num_prompt_tokens,
             last_token_id=self.last_token_id,
+            first_token_id=self.first_token_id if self.n == 1 and self.min_tokens == 0 else None,
             max_tokens=self.max_tokens,
             min_tokens=min(self.min_tokens, self.max_tokens),
             sampling=SamplingParams(
@@ -56,6 +62,11 @@ class AnswerPlan:
             prefix_hashes=self.prefix_hashes,
             tbt_slo_s=self.tbt_slo_s,
         )
+
+
+def sampling_of(request: GenerationRequest) -> SamplingParams:
+    """How the request wants its tokens chosen."""
+    return SamplingParams(temperature=request.temperature, top_p=request.top_p, seed=request.seed)
 
 
 class Choice:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from flowprefill.engines.protocol import Engine
+from flowprefill.engines.protocol import Engine, SamplingParams
 from flowprefill.errors import InvalidRequest
 from flowprefill.execution.colocated import ColocatedDecode
 from flowprefill.execution.listener import DriverListener
@@ -28,6 +28,7 @@ from flowprefill.scheduling.kv import KVCachePool
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.snapshot import SchedulerSnapshot
 from flowprefill.server.answering import Reply
+from flowprefill.server.choices import sampling_of
 from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.decode_role import answer_plan, decode_queue_limit, report_decoder, respond
 from flowprefill.server.decoding import Answer, DecodeBridge
@@ -161,7 +162,15 @@ class ColocatedRole:
         first_index: int,
     ) -> Answer:
         """The answer to one prompt: prefilled when it is read, then decoded."""
-        prompt = _Prompt(self._pod.engine, self._scheduled.service, token_ids, slo, reply, num_fills=asked.n)
+        prompt = _Prompt(
+            self._pod.engine,
+            self._scheduled.service,
+            token_ids,
+            slo,
+            sampling_of(asked),
+            reply,
+            num_fills=asked.n,
+        )
         plan = answer_plan(
             asked,
             token_ids,
@@ -195,6 +204,7 @@ class _Prompt:
         service: PrefillService,
         token_ids: Sequence[int],
         slo: Slo,
+        sampling: SamplingParams,
         reply: Reply,
         *,
         num_fills: int,
@@ -203,16 +213,18 @@ class _Prompt:
         self._service = service
         self._token_ids = token_ids
         self._slo = slo
+        self._sampling = sampling
         self._reply = reply
         self._fills_left = num_fills
         self._finished: FinishedPrefill | None = None
         self._readers = 0
         self._ended = False
 
-    async def compute(self) -> None:
-        """Prefill the prompt."""
-        self._finished = await self._service.prefill(self._token_ids, self._slo)
+    async def compute(self) -> int | None:
+        """Prefill the prompt; the answer's first token."""
+        self._finished = await self._service.prefill(self._token_ids, self._slo, self._sampling)
         self._reply.num_cached_tokens += self._finished.num_cached_tokens
+        return self._finished.token_id
 
     async def fill(self, block_ids: Sequence[int], num_cached_tokens: int) -> None:
         """Copy the blocks that the decoder's pool does not hold yet."""

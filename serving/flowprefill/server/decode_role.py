@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from flowprefill.clock import MonotonicClock
-from flowprefill.engines.protocol import EngineSpec, SamplingParams
+from flowprefill.engines.protocol import EngineSpec
 from flowprefill.errors import InvalidRequest, KVTransferFailed
 from flowprefill.execution.decode import DecodeState
 from flowprefill.execution.decode_loop import DecodeLoop
@@ -22,7 +22,7 @@ from flowprefill.openai.requests import Endpoint, GenerationRequest
 from flowprefill.openai.responses import ResponseShape
 from flowprefill.scheduling.kv import KVCachePool, prefix_hashes
 from flowprefill.server.answering import Reply
-from flowprefill.server.choices import AnswerPlan
+from flowprefill.server.choices import AnswerPlan, sampling_of
 from flowprefill.server.client import event_stream, unless_client_leaves
 from flowprefill.server.decoding import Answer, DecodeBridge
 from flowprefill.server.kv_consumer import KVClient
@@ -130,7 +130,14 @@ class DecodeRole:
                 f"model {self._pod.engine.spec.model!r} must be the same on both sides"
             )
         slo = slo_of(leg.vllm_xargs, self._pod.live.current)
-        plan = answer_plan(leg, token_ids, self._pod.engine.spec, max_tokens=max_tokens, tbt_slo_s=slo.tbt_s)
+        plan = answer_plan(
+            leg,
+            token_ids,
+            self._pod.engine.spec,
+            max_tokens=max_tokens,
+            tbt_slo_s=slo.tbt_s,
+            first_token_id=_first_token(params, self._pod.engine.spec),
+        )
         answer = Answer(
             plan,
             self._bridge,
@@ -207,6 +214,7 @@ def answer_plan(
     max_tokens: int,
     tbt_slo_s: float,
     first_index: int = 0,
+    first_token_id: int | None = None,
 ) -> AnswerPlan:
     """What to generate for one prompt of a request."""
     stop_token_ids = set(request.stop_token_ids)
@@ -216,11 +224,12 @@ def answer_plan(
         answer_id=uuid.uuid4().hex,
         num_prompt_tokens=len(token_ids),
         last_token_id=token_ids[-1],
+        first_token_id=first_token_id,
         prefix_hashes=prefix_hashes(token_ids, spec.block_size),
         n=request.n,
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        sampling=SamplingParams(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
+        sampling=sampling_of(request),
         stop_token_ids=frozenset(stop_token_ids),
         stops=tuple(request.stop),
         tbt_slo_s=tbt_slo_s,
@@ -233,6 +242,16 @@ async def respond(request: Request, asked: GenerationRequest, reply: Reply) -> R
     if asked.stream:
         return await unless_client_leaves(request.receive, event_stream(reply.events()))
     return JSONResponse(await unless_client_leaves(request.receive, reply.whole()))
+
+
+def _first_token(params: KVTransferParams, spec: EngineSpec) -> int | None:
+    """The first token that came with the KV. Raises `KVTransferFailed` when this model has no such token."""
+    token_id = params.first_token_id
+    if token_id is not None and not 0 <= token_id < spec.vocab_size:
+        raise KVTransferFailed(
+            f"kv_transfer_params.first_token_id is {token_id}; accepted are 0 to {spec.vocab_size - 1}"
+        )
+    return token_id
 
 
 def _params(leg: GenerationRequest) -> KVTransferParams:

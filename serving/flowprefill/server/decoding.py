@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowprefill.errors import EngineFailed, FlowPrefillError, Unavailable
 from flowprefill.execution.decode import DecodeJob, Decoder, EndReason
@@ -61,12 +61,12 @@ class Answer:
         fill: Fill,
         new_texts: Callable[[], TextStream],
         *,
-        before: Callable[[], Awaitable[None]] | None = None,
+        before: Callable[[], Awaitable[int | None]] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """`new_texts` makes a text stream per choice.
 
-        `before` is awaited before the first choice is submitted; `on_close` is called when nobody reads any more.
+        `before` is awaited before the first choice is submitted and gives the answer's first token; `on_close` is called when nobody reads any more.
         """
         self._before = before
         self._on_close = on_close
@@ -92,7 +92,7 @@ class Answer:
         """
         try:
             if self._before is not None:
-                await self._before()
+                self._plan = replace(self._plan, first_token_id=await self._before())
             self._submit(0)
             while any(choice.open for choice in self._choices):
                 delta = self._take(await self._events.get())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowprefill.clock import Clock
-from flowprefill.engines.protocol import PrefillItem
+from flowprefill.engines.protocol import GREEDY, PrefillItem, SamplingParams
 from flowprefill.errors import EngineFailed, FlowPrefillError, QueueFull, Shed, Unavailable
 from flowprefill.execution.driver import SchedulerDriver
 from flowprefill.execution.results import Finished, FinishedPrefill
@@ -33,6 +33,7 @@ MAX_REPORTED_PREFIXES = 1024
 @dataclass(slots=True, kw_only=True)
 class _Pending:
     token_ids: Sequence[int]
+    sampling: SamplingParams
     finished: asyncio.Future[FinishedPrefill]
 
 
@@ -77,8 +78,10 @@ class PrefillService:
         assert self._driver is not None, "connect comes first"
         return self._driver
 
-    async def prefill(self, token_ids: Sequence[int], slo: Slo) -> FinishedPrefill:
-        """Compute the prompt's KV. The caller owns the blocks afterwards and gives them back by `release`.
+    async def prefill(
+        self, token_ids: Sequence[int], slo: Slo, sampling: SamplingParams = GREEDY
+    ) -> FinishedPrefill:
+        """Compute the prompt's KV, and the answer's first token by `sampling`. The caller owns the blocks afterwards and gives them back by `release`.
 
         Raises `QueueFull`, `Shed`, `EngineFailed` or `Unavailable`. Cancelling it cancels the work.
         """
@@ -96,7 +99,7 @@ class PrefillService:
             prefix_hashes=prefix_hashes(token_ids, self._kv.block_size),
         )
         finished: asyncio.Future[FinishedPrefill] = self._loop.create_future()
-        self._pending[request_id] = _Pending(token_ids=token_ids, finished=finished)
+        self._pending[request_id] = _Pending(token_ids=token_ids, sampling=sampling, finished=finished)
         try:
             self.driver.submit([request])
         except BaseException:
@@ -128,6 +131,7 @@ class PrefillService:
                 start=item.start,
                 block_ids=item.block_ids,
                 sample=item.completes,
+                sampling=self._pending[item.request_id].sampling,
             )
             for item in task.items
         ]

@@ -18,6 +18,7 @@ from flowprefill.hosting.listening import port_of
 from flowprefill.openai.requests import CompletionRequest, Endpoint, GenerationRequest
 from flowprefill.openai.responses import Choice, ResponseShape, Usage
 from flowprefill.scheduling.predictor import Predictor
+from flowprefill.server.choices import sampling_of
 from flowprefill.server.client import unless_client_leaves
 from flowprefill.server.holds import EndReason, HoldTable
 from flowprefill.server.kv_producer import KVServer
@@ -116,7 +117,7 @@ class PrefillRole:
         (token_ids,) = prompts
         self._pod.texts.room(leg, len(token_ids), decode_max_tokens(leg.vllm_xargs))
         slo = slo_of(leg.vllm_xargs, self._pod.live.current)
-        finished = await self._service.prefill(token_ids, slo)
+        finished = await self._service.prefill(token_ids, slo, sampling_of(leg))
         self._holds.add(finished.request_id, finished.block_ids)
         log.debug(
             "prefill held",
@@ -139,12 +140,12 @@ class PrefillRole:
         usage = Usage(
             prompt_tokens=len(token_ids), completion_tokens=1, cached_tokens=finished.num_cached_tokens
         )
-        params = self._params(finished).model_dump(mode="json")
+        params = self._params(finished, may_sample=leg.min_tokens == 0).model_dump(mode="json")
         return shape.whole(
             [Choice(index=0, text=text, finish_reason="length")], usage, kv_transfer_params=params
         )
 
-    def _params(self, finished: FinishedPrefill) -> KVTransferParams:
+    def _params(self, finished: FinishedPrefill, *, may_sample: bool) -> KVTransferParams:
         spec = self._pod.engine.spec
         return KVTransferParams(
             remote_engine_id=self._engine_id,
@@ -161,6 +162,7 @@ class PrefillRole:
             model=spec.model,
             revision=spec.revision,
             num_cached_tokens=finished.num_cached_tokens,
+            first_token_id=finished.token_id if may_sample else None,
         )
 
     def _hold_ended(self, request_id: str, reason: EndReason) -> None:

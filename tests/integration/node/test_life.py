@@ -40,10 +40,15 @@ def test_up_serves_on_its_port_and_down_leaves_nothing(service: LocalService) ->
     assert answer["config"]["service"] == "demo"
     assert answer["live"]["sloClasses"][0]["name"] == "chat"
     assert len(service.processes()) >= 7  # a supervisor, three shims, three pods
+    url = service.status.url
     service.run("down")
     assert service.processes() == []
+    assert service.status.url == ""
     with pytest.raises(urllib.error.URLError):
-        service.get()
+        service.get(url)
+    log = (service.state.logs / "supervisor.log").read_text()
+    assert '"SIGTERM"' in log
+    assert "service stopped" in log
 
 
 def test_discovery_sees_each_worker_with_its_revision_and_ports(service: LocalService) -> None:

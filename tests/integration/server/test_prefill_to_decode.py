@@ -71,7 +71,7 @@ async def test_a_chat_renders_the_same_prompt_on_both_sides(tmp_path: Path) -> N
     rendered = "user: Tell me about foxes, please.\n"
     async with running_pair(tmp_path, prefill=model) as (p, d):
         chat = {"model": MODEL, "messages": messages}
-        leg = chat | {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+        leg = chat | {"max_tokens": 1, "temperature": 0, "kv_transfer_params": {"do_remote_decode": True}}
         prefill = (await p.api.post("/v1/chat/completions", json=leg)).json()
         asked = chat | {
             "max_completion_tokens": 5,

@@ -150,16 +150,23 @@ class SimulatedEngine:
 
     def _prefilled(self, item: PrefillItem) -> int | None:
         last = self._kv.write(item.block_ids, item.token_ids, item.start)
-        return next_token(last, self._spec.vocab_size) if item.sample else None
+        if not item.sample:
+            return None
+        salt = 0
+        if item.sampling.temperature > 0:
+            salt = _salt(random.Random(item.sampling.seed))
+        return next_token(last, self._spec.vocab_size, salt)
 
     def _decoded(self, sequence: DecodeSequence) -> int:
         last = self._kv.write(sequence.block_ids, [sequence.last_token_id], sequence.position)
         salt = 0
         if sequence.sampling.temperature > 0:
             if sequence.generator is None:
-                sequence.generator = random.Random(sequence.sampling.seed)
+                sequence.generator = generator = random.Random(sequence.sampling.seed)
+                for _ in range(sequence.num_sampled):
+                    _salt(generator)
             assert isinstance(sequence.generator, random.Random)
-            salt = sequence.generator.getrandbits(64)
+            salt = _salt(sequence.generator)
         token_id = next_token(last, self._spec.vocab_size, salt)
         while token_id in sequence.banned_token_ids:
             token_id = (token_id + 1) % self._spec.vocab_size
@@ -179,3 +186,8 @@ class SimulatedEngine:
                 f"request {request_id} has token ids from {lowest} to {highest}; accepted are 0 to "
                 f"{self._spec.vocab_size - 1}"
             )
+
+
+def _salt(generator: random.Random) -> int:
+    """One draw of a sampled answer."""
+    return generator.getrandbits(64)

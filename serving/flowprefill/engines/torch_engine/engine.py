@@ -26,7 +26,7 @@ from flowprefill.engines.torch_engine.layout import ItemShape, Tiles
 from flowprefill.engines.torch_engine.loading import LoadedModel, load_model, read_config
 from flowprefill.engines.torch_engine.plan import TorchPlan
 from flowprefill.engines.torch_engine.run_state import RunState
-from flowprefill.engines.torch_engine.sampling import greedy, sample
+from flowprefill.engines.torch_engine.sampling import first_tokens, sample
 from flowprefill.engines.torch_engine.threads import thread_context, use_threads
 from flowprefill.engines.torch_engine.window import LaunchWindow
 from flowprefill.errors import InvalidConfiguration, ModelNotLoadable
@@ -215,7 +215,10 @@ class TorchEngine:
                 return sample(
                     logits, [item for item in plan.items if isinstance(item, DecodeSequence)], self._random
                 )
-            tokens = iter(greedy(logits))
+            samplings = [
+                item.sampling for item in plan.items if isinstance(item, PrefillItem) and item.sample
+            ]
+            tokens = iter(first_tokens(logits, samplings, self._random))
         return [next(tokens) if shape.sample else None for shape in plan.shapes]
 
     def forward(self, plan: TorchPlan, gate: Gate) -> Tensor | None:

@@ -8,13 +8,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flowprefill.engines.protocol import DecodeSequence
+from flowprefill.engines.protocol import DecodeSequence, SamplingParams
 
 
 def greedy(logits: Tensor) -> list[int]:
     """The most likely token of each row of `logits` [S, V]; the lowest id wins a tie."""
     # As argmax, which is four times slower on a CPU in half precision.
     tokens: list[int] = logits.max(dim=-1).indices.tolist()
+    return tokens
+
+
+def first_tokens(logits: Tensor, samplings: Sequence[SamplingParams], process: random.Random) -> list[int]:
+    """One token per row of `logits` [S, V]: the first of each answer, as `sample` would choose it."""
+    tokens = greedy(logits)
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature > 0:
+            source = process if sampling.seed is None else random.Random(sampling.seed)
+            tokens[row] = draw_token(logits[row], sampling.temperature, sampling.top_p, source.random())
     return tokens
 
 
@@ -65,7 +75,8 @@ def _generator(sequence: DecodeSequence, process: random.Random) -> random.Rando
     if sequence.sampling.seed is None:
         return process
     if sequence.generator is None:
-        sequence.generator = random.Random(sequence.sampling.seed)
-    generator = sequence.generator
-    assert isinstance(generator, random.Random), "a sequence's generator is filled in by this engine"
-    return generator
+        sequence.generator = generator = random.Random(sequence.sampling.seed)
+        for _ in range(sequence.num_sampled):
+            generator.random()
+    assert isinstance(sequence.generator, random.Random), "a sequence's generator is filled in by this engine"
+    return sequence.generator
