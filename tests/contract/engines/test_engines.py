@@ -1,116 +1,15 @@
-"""What the execution pool and the servers rely on, for every engine.
-
-Gates here need no pool: a gate's `pause` runs the other tasks itself, each in a thread of its own, and returns. So tasks nest
-as they do under the pool, at exactly the points that a test names.
-"""
+"""What the execution pool and the servers rely on, for every engine."""
 
 from __future__ import annotations
 
 import itertools
-import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from flowprefill.engines.protocol import DecodeSequence, Engine, PrefillItem, SamplingParams, TaskUnwound
-from support.engine_cases import CASES, EngineCase
-
-GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(scope="module", params=[pytest.param(case, id=case.name, marks=case.marks) for case in CASES])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    case: EngineCase = request.param
-    engine = case.build()
-    with engine.thread_context():
-        yield engine
-    engine.close()
-
-
-@dataclass(slots=True)
-class Gate:
-    """Visits are recorded; `on_point` maps a point to what happens there."""
-
-    on_point: dict[int, Callable[[], None]] = field(default_factory=dict)
-    every_point: Callable[[], None] | None = None
-    visited: list[int] = field(default_factory=list)
-    raised: bool = True
-
-    @property
-    def index(self) -> int:
-        return self.visited[-1] if self.visited else 0
-
-    @index.setter
-    def index(self, index: int) -> None:
-        self.visited.append(index)
-
-    def pause(self, index: int) -> None:
-        if self.every_point is not None:
-            self.every_point()
-        if index in self.on_point:
-            self.on_point[index]()
-
-
-def open_gate() -> Gate:
-    return Gate(raised=False)
-
-
-def prompt(seed: int, length: int, engine: Engine) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(engine.spec.vocab_size) for _ in range(length)]
-
-
-def blocks(engine: Engine, first: int, num_tokens: int) -> list[int]:
-    """Enough blocks for `num_tokens` tokens, from block `first` on."""
-    return list(range(first, first + -(-num_tokens // engine.spec.block_size)))
-
-
-def item(
-    tokens: Sequence[int],
-    block_ids: Sequence[int],
-    *,
-    start: int = 0,
-    end: int | None = None,
-    sample: bool = True,
-    name: str = "r",
-) -> PrefillItem:
-    return PrefillItem(
-        request_id=name, token_ids=tokens[start:end], start=start, block_ids=block_ids, sample=sample
-    )
-
-
-def prefill(engine: Engine, *items: PrefillItem, gate: Gate | None = None) -> list[int | None]:
-    plan = engine.plan_prefill(items, "operator")
-    return list(engine.run(plan, gate or open_gate()))
-
-
-def alone(engine: Engine, tokens: Sequence[int], first_block: int = 0) -> int:
-    [token_id] = prefill(engine, item(tokens, blocks(engine, first_block, len(tokens))))
-    assert token_id is not None
-    return token_id
-
-
-def in_a_thread(engine: Engine, work: Callable[[], None]) -> None:
-    """Run `work` in a task's thread and wait for it. Raises what it raised."""
-    raised: list[BaseException] = []
-
-    def main() -> None:
-        try:
-            with engine.thread_context():
-                work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=main)
-    thread.start()
-    thread.join(120)
-    assert not thread.is_alive()
-    if raised:
-        raise raised[0]
-
+from flowprefill.engines.protocol import Engine, TaskUnwound
+from support.engine_runs import Gate, alone, blocks, in_a_thread, item, open_gate, prefill, prompt
 
 # What it says of itself, and of a batch before running it.
 
@@ -343,88 +242,6 @@ def test_bytes_of_a_wrong_size_are_refused(engine: Engine) -> None:
         engine.write_blocks([0], data)
     with pytest.raises(ValueError):
         engine.write_blocks([0, 1, 2], data)
-
-
-# Decoding.
-
-
-def sequence(
-    tokens: Sequence[int], block_ids: Sequence[int], *, name: str = "s", sampling: SamplingParams = GREEDY
-) -> DecodeSequence:
-    return DecodeSequence(
-        request_id=name,
-        last_token_id=tokens[-1],
-        position=len(tokens) - 1,
-        block_ids=block_ids,
-        sampling=sampling,
-    )
-
-
-def step(engine: Engine, *sequences: DecodeSequence, gate: Gate | None = None) -> list[int]:
-    results = engine.run(engine.plan_decode(sequences), gate or open_gate())
-    tokens = [token_id for token_id in results if token_id is not None]
-    assert len(tokens) == len(results) == len(sequences)
-    for one, token_id in zip(sequences, tokens, strict=True):
-        one.last_token_id = token_id
-        one.position += 1
-    return tokens
-
-
-def greedy_answer(engine: Engine, tokens: Sequence[int], length: int) -> list[int]:
-    """Each token from a prefill of everything before it."""
-    text = list(tokens)
-    for _ in range(length):
-        text.append(alone(engine, text, first_block=50))
-    return text[len(tokens) :]
-
-
-def test_decoding_continues_a_prefill_from_its_last_token(engine: Engine) -> None:
-    prompts = [prompt(11, 18, engine), prompt(12, 5, engine), prompt(13, 32, engine)]
-    expected = [greedy_answer(engine, tokens, 6) for tokens in prompts]
-    sequences = []
-    for number, tokens in enumerate(prompts):
-        block_ids = blocks(engine, 12 * number, len(tokens) + 6)
-        prefill(engine, item(tokens, block_ids))
-        sequences.append(sequence(tokens, block_ids, name=f"s{number}"))
-    answers = [step(engine, *sequences) for _ in range(6)]
-    assert [list(column) for column in zip(*answers, strict=True)] == expected
-
-
-def test_a_decode_step_can_be_stopped_for_a_prompt(engine: Engine) -> None:
-    tokens, other = prompt(14, 18, engine), prompt(15, 30, engine)
-    expected, expected_other = greedy_answer(engine, tokens, 3), alone(engine, other)
-    block_ids = blocks(engine, 0, 21)
-    prefill(engine, item(tokens, block_ids))
-    one = sequence(tokens, block_ids)
-    seen: list[int] = []
-
-    def run_other() -> None:
-        in_a_thread(engine, lambda: seen.append(alone(engine, other, first_block=30)))
-
-    plan = engine.plan_decode([one])
-    gates = [Gate({index: run_other}) for index in (0, plan.num_points // 2, plan.num_points - 1)]
-    assert [step(engine, one, gate=gate)[0] for gate in gates] == expected
-    assert seen == [expected_other] * 3
-
-
-def test_a_seed_decides_what_is_sampled(engine: Engine) -> None:
-    tokens = prompt(16, 18, engine)
-    answers = []
-    for number, seed in enumerate([5, 5, 6]):
-        block_ids = blocks(engine, 10 * number, 26)
-        prefill(engine, item(tokens, block_ids))
-        one = sequence(tokens, block_ids, sampling=SamplingParams(temperature=1.0, seed=seed))
-        answers.append([step(engine, one)[0] for _ in range(8)])
-    assert answers[0] == answers[1]
-    assert answers[0] != answers[2]
-
-
-def test_a_banned_token_is_not_chosen(engine: Engine) -> None:
-    tokens = prompt(17, 18, engine)
-    best = alone(engine, tokens)
-    one = sequence(tokens, blocks(engine, 0, 20))
-    one.banned_token_ids = (best,)
-    assert step(engine, one)[0] != best
 
 
 # Mistakes.

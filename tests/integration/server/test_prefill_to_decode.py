@@ -165,3 +165,48 @@ async def test_min_tokens_on_the_decode_leg_holds_back_the_end_of_text(tmp_path:
         params = await prefilled(p, PROMPT)
         held = (await d.api.post("/v1/completions", json=decode_leg(PROMPT, params, min_tokens=4))).json()
         assert held["usage"]["completion_tokens"] >= 4
+
+
+async def test_the_first_token_comes_with_the_kv_and_saves_a_step(tmp_path: Path) -> None:
+    model = simulated_engine()
+    async with running_pair(tmp_path, prefill=model) as (p, d):
+        texts, steps = [], []
+        for known in (True, False):
+            before = await d.metric("flowprefill_decode_steps_total")
+            params = await prefilled(p, PROMPT)
+            assert params["first_token_id"] == model.next_token_id(WordTokenizer().encode(PROMPT))
+            if not known:
+                params["first_token_id"] = None  # as from a prefill pod that does not say
+            body = (await d.api.post("/v1/completions", json=decode_leg(PROMPT, params))).json()
+            texts.append(body["choices"][0]["text"])
+            assert body["usage"]["completion_tokens"] == 12
+            steps.append(await d.metric("flowprefill_decode_steps_total") - before)
+        assert texts == [expected_text(model, PROMPT, 12)] * 2
+        assert steps == [11, 12]
+
+
+async def test_a_seed_gives_one_answer_whoever_draws_the_first_token(tmp_path: Path) -> None:
+    sampled = {"temperature": 1.0, "seed": 11}
+    async with running_pair(tmp_path) as (p, d):
+        texts = []
+        for known in (True, False):
+            params = await prefilled(p, PROMPT, **sampled)
+            if not known:
+                params["first_token_id"] = None
+            leg = decode_leg(PROMPT, params, **sampled)
+            texts.append((await d.api.post("/v1/completions", json=leg)).json()["choices"][0]["text"])
+        assert texts[0] == texts[1]
+
+
+async def test_a_first_token_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    async with running_pair(tmp_path) as (p, d):
+        params = await prefilled(p, PROMPT) | {"first_token_id": 10**9}
+        answer = await d.api.post("/v1/completions", json=decode_leg(PROMPT, params))
+        assert answer.status_code == 502
+        assert "first_token_id is 1000000000" in answer.json()["error"]["message"]
+        await p.until_metric("flowprefill_kv_transfer_holds_total", 1, end="aborted")
+
+
+async def test_a_leg_that_forbids_an_early_end_leaves_the_first_token_to_decode(tmp_path: Path) -> None:
+    async with running_pair(tmp_path) as (p, _):
+        assert (await prefilled(p, PROMPT, min_tokens=1))["first_token_id"] is None
