@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
+from flowprefill.bench.event_cost import event_cost_s
 from flowprefill.bench.figures.row import Bench, Figure, Row
-from flowprefill.scheduling.cost import event_cost_s
 from flowprefill.scheduling.settings import PolicyName
 
 

@@ -1,7 +1,4 @@
-"""What a scheduling event costs with many requests waiting: a measurement, no part of the scheduler.
-
-The one module of this package that reads a clock, and that one counts CPU time.
-"""
+"""What a scheduling event costs with many requests waiting, in CPU time."""
 
 from __future__ import annotations
 
