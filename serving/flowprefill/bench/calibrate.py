@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -60,18 +61,20 @@ async def read_history(admin_url: str) -> FinishedTasks:
     return FinishedTasks(tasks=tuple(body["tasks"]), preemptions=tuple(body["preemptions"]))
 
 
+_PROBES = itertools.count(1)  # over all probers: what one has sent is cached for the next
+
+
 class Prober:
     """Sends single requests of chosen lengths, each with text of its own so that no prefix is found cached."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, tokens: Tokens) -> None:
         self._client, self._model, self._tokens = client, model, tokens
-        self._sent = 0
 
     async def send(self, num_tokens: int, *, max_tokens: int, slo_class: str) -> RequestRecord:
         """Send one prompt with about `num_tokens` tokens of text. Raises FlowPrefillError when it is not answered."""
-        self._sent += 1
-        name = f"({self._sent})"
-        text = cut(self._tokens, 37 * self._sent, max(num_tokens - len(self._tokens.encode(name)), 1))
+        number = next(_PROBES)
+        name = f"({number})"
+        text = cut(self._tokens, 37 * number, max(num_tokens - len(self._tokens.encode(name)), 1))
         item = LoadItem(
             at_s=0.0,
             slo_class=slo_class,
@@ -81,7 +84,7 @@ class Prober:
             max_tokens=max_tokens,
         )
         record = await send(
-            self._client, self._model, item, slo_s=60.0, started_s=0.0, request_id=f"probe-{self._sent}"
+            self._client, self._model, item, slo_s=60.0, started_s=0.0, request_id=f"probe-{number}"
         )
         if record.ttft_s is None:
             raise FlowPrefillError(f"a probe of {num_tokens} tokens failed: {record.error}")

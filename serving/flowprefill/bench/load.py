@@ -15,7 +15,8 @@ from flowprefill.bench.text import paragraphs, prose
 from flowprefill.errors import FlowPrefillError
 
 CHAT, DOCUMENT = "chat", "document"
-SHORT_SHARE = 0.7
+MIX = (CHAT,) * 7 + (DOCUMENT,) * 3
+"""Classes of every ten requests, in random order: so any stretch of the load has the mix of the whole."""
 MIN_SHORT_TOKENS, MAX_SHORT_TOKENS = 64, 256
 MIN_RATIO, MAX_RATIO = 10, 16
 LONGEST_PREFILL_S = 2.0
@@ -117,28 +118,30 @@ def make_load(
     """A load with at least `num_short` short requests, at unit rate (arrivals in mean service times).
 
     `overhead_tokens` is what the chat template adds. Arrivals are Poisson at 1 per second; `at_rate` stretches
-    them to a real rate.
+    them to a real rate. When what arrives is drawn apart from what it says, so it is the same on every machine.
     """
-    rng = random.Random(seed)
+    when, what = random.Random(f"{seed} when"), random.Random(f"{seed} what")
     items: list[LoadItem] = []
     sent: list[tuple[int, int]] = []  # (paragraph, tokens of text) of documents sent before
     now_s, shorts = 0.0, 0
+    mix: list[str] = []
     while shorts < num_short:
-        now_s += rng.expovariate(1.0)
-        question = rng.choice(QUESTIONS)
+        now_s += when.expovariate(1.0)
+        question = what.choice(QUESTIONS)
         question_tokens = len(tokens.encode(question)) + 2
-        start = rng.randrange(len(paragraphs()))
+        start = what.randrange(len(paragraphs()))
         shared = 0
-        if rng.random() < SHORT_SHARE:
-            slo_class, low, high = CHAT, *shape.short_range
-            shorts += 1
-        else:
-            slo_class, low, high = DOCUMENT, *shape.document_range
-        length = rng.randint(low, high)
+        if not mix:
+            mix = list(MIX)
+            when.shuffle(mix)
+        slo_class = mix.pop()
+        low, high = shape.short_range if slo_class == CHAT else shape.document_range
+        shorts += slo_class == CHAT
+        length = what.randint(low, high)
         text_tokens = max(length - overhead_tokens - question_tokens, 8)
         if slo_class == DOCUMENT:
-            if sent and rng.random() < FOLLOW_UP_SHARE:
-                start, text_tokens = rng.choice(sent[-4:])
+            if when.random() < FOLLOW_UP_SHARE and sent:
+                start, text_tokens = what.choice(sent[-4:])
                 length = text_tokens + overhead_tokens + question_tokens
                 shared = text_tokens
             else:
@@ -150,7 +153,7 @@ def make_load(
                 prompt=f"{cut(tokens, start, text_tokens)}\n\n{question}",
                 target_tokens=length,
                 shared_tokens=shared,
-                max_tokens=rng.randint(MAX_ANSWER_TOKENS // 2, MAX_ANSWER_TOKENS),
+                max_tokens=what.randint(MAX_ANSWER_TOKENS // 2, MAX_ANSWER_TOKENS),
             )
         )
     return tuple(items)

@@ -1,6 +1,6 @@
 """A pod from start to stop.
 
-1. Read both documents, open the admin port (`/health` is up while the model loads).
+1. Read both documents, open the admin port (`/health` is up while the model loads; a stop ends the process at once).
 2. Load the engine in a thread, take or measure the predictor's profile, start the role, open the API port: ready.
 3. SIGTERM or SIGINT: lame duck, then accept nothing new and let answers end, then wait until nobody needs the pod
    (a prefill pod: until its KV is pulled or its leases have ended), all within the drain time. A second signal hurries.
@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.hosting.admin import admin_app
 from flowprefill.hosting.auth import KeyFile
+from flowprefill.hosting.daemon import in_daemon
 from flowprefill.hosting.documents import LiveDocument, read_pod_config
 from flowprefill.hosting.lifecycle import Lifecycle, stopped_by_signals
 from flowprefill.hosting.listening import HttpServer, bound, port_of
@@ -66,6 +67,10 @@ def run(
     configure_logging(config.log_format, live.current.log_level)
     server = PodServer(role, config, live, host=host, port=port, admin_port=admin_port, kv_port=kv_port)
     asyncio.run(server.run())
+    if server.gave_up_loading:
+        # The thread that loads cannot be ended, and Python would wait for it.
+        logging.shutdown()
+        os._exit(0)
     return 0
 
 
@@ -93,6 +98,7 @@ class PodServer:
         self._host, self._port, self._admin_port, self._kv_port = host, port, admin_port, kv_port
         self._handle_signals = handle_signals
         self.ready = asyncio.Event()
+        self.gave_up_loading = False
         self.api_port = port
         self.admin_port = admin_port
         self._lifecycle: Lifecycle | None = None
@@ -178,16 +184,22 @@ class PodServer:
 
     async def _loaded(self, lifecycle: Lifecycle) -> Loaded | None:
         """The engine and what belongs to it; None when a stop was asked for meanwhile."""
-        loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._config, self._role_name))
+        loading = asyncio.ensure_future(
+            in_daemon(lambda: self._load(self._config, self._role_name), name="loading")
+        )
         stop = asyncio.ensure_future(lifecycle.stop_asked())
         try:
             await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if stop.done():
-                # A thread cannot be ended: what it loads is dropped when it is done.
-                loaded = await loading
-                loaded.engine.close()
+            if not loading.done():
+                log.info("stopped while the model was loading", extra={"role": self._role_name})
+                self.gave_up_loading = True
+                loading.cancel()
                 return None
-            return loading.result()
+            loaded = loading.result()
+            if stop.done():
+                await asyncio.to_thread(loaded.engine.close)
+                return None
+            return loaded
         finally:
             stop.cancel()
 

@@ -155,6 +155,33 @@ async def test_a_second_signal_hurries(tmp_path: Path) -> None:
             assert await asyncio.wait_for(pod.process.wait(), 60) == 0
 
 
+async def test_a_stop_while_the_model_loads_ends_the_process_at_once(tmp_path: Path) -> None:
+    endless = "import time, flowprefill.server.main as m; m.PodServer.__init__.__kwdefaults__['load'] = (\n"
+    endless += "    lambda config, role: time.sleep(3600)\n)\n"
+    config, live = tmp_path / "config.json", tmp_path / "live.json"
+    config.write_text(pod_config().to_json())
+    live.write_text(live_config().to_json())
+    admin_port = free_ports(1)[0]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", endless + START, "prefill", str(config), str(live)),
+        *("0", str(admin_port), "0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{admin_port}") as admin:
+
+        async def loading() -> bool:
+            try:
+                return (await admin.get("/health")).json() == {"status": "ok", "phase": "starting"}
+            except httpx.ConnectError:
+                return False
+
+        await until_async(loading, what="loading")
+    process.terminate()
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert b"stopped while the model was loading" in stderr
+
+
 async def test_a_changed_live_document_is_followed_and_a_bad_one_is_not(tmp_path: Path) -> None:
     async with pod_process(tmp_path, "prefill") as pod:
 

@@ -80,3 +80,18 @@ def test_the_realised_rate_is_the_rate_asked_for() -> None:
 
 def test_the_prose_is_long_enough_for_documents_that_do_not_repeat() -> None:
     assert sum(map(len, paragraphs())) > 100_000
+
+
+def test_what_arrives_when_is_the_same_on_every_machine() -> None:
+    slow = make_load(Words(), choose_shape(per_token(1 / 400), 8192), num_short=40, seed=5)
+    fast = make_load(Words(), choose_shape(per_token(1 / 2000), 8192), num_short=40, seed=5)
+    assert [(i.at_s, i.slo_class, i.shared_tokens > 0) for i in slow] == [
+        (i.at_s, i.slo_class, i.shared_tokens > 0) for i in fast
+    ]
+    assert [i.target_tokens for i in slow] != [i.target_tokens for i in fast]
+
+
+def test_every_ten_requests_hold_three_documents() -> None:
+    items = make_load(Words(), choose_shape(per_token(1 / 600), 8192), num_short=70, seed=2)
+    for first in range(0, len(items) - 9, 10):
+        assert sum(item.slo_class == DOCUMENT for item in items[first : first + 10]) == 3
