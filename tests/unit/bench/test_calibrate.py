@@ -36,5 +36,5 @@ async def test_a_probe_that_fails_says_so() -> None:
         return httpx.Response(503, json={"error": {"message": "no pod"}})
 
     async with httpx.AsyncClient(base_url="http://pod", transport=httpx.MockTransport(refuse)) as client:
-        with pytest.raises(FlowPrefillError, match="a probe of 64 tokens failed: .*HTTP 503"):
+        with pytest.raises(FlowPrefillError, match=r"a probe of 64 tokens failed: .*HTTP 503"):
             await Prober(client, "m", WordTokenizer()).send(64, max_tokens=1, slo_class="chat")
