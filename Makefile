@@ -24,7 +24,7 @@ demo: setup ## Set up, then replay the demo load on a real model under S-EDF wit
 	@$(BIN)/flowprefill demo
 
 .PHONY: test
-test: setup ## Set up, then run the unit, contract, integration and charts suites
+test: setup ## Set up, then run the unit, contract, integration, charts and cluster suites
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
 
 .PHONY: test-no-torch

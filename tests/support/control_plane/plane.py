@@ -1,0 +1,183 @@
+"""The control plane itself: started in order, stopped in reverse, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.control_plane.daemon import Daemon
+from support.control_plane.pki import Pki
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+"""Who called what: the log tells used verbs and counts writes."""
+
+KUBECTL_S = 120.0
+
+
+class ControlPlane:
+    """etcd, API server, controller manager and scheduler on free ports of 127.0.0.1, RBAC on."""
+
+    def __init__(self, assets: Path, folder: Path) -> None:
+        """`assets` holds the programs, `folder` (must not exist) everything that they write."""
+        self._assets = assets
+        self._folder = folder
+        self._running = ExitStack()
+        etcd, peer, api, self._manager_port, self._scheduler_port = free_ports(5)
+        self._etcd, self._peer = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
+        self._api_port = api
+        self.url = f"https://127.0.0.1:{api}"
+        self.pki = Pki.create(folder / "pki", self.url)
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"authorization": "Bearer admin-token"},
+            verify=ssl.create_default_context(cafile=str(self.pki.ca)),
+            trust_env=False,
+        )
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Everything is allowed to its user."""
+        return self.pki.kubeconfig("admin")
+
+    @property
+    def audit_log(self) -> Path:
+        return self._folder / "audit.jsonl"
+
+    def start(self) -> None:
+        """Ready when namespaces get their service accounts."""
+        try:
+            self._start("etcd", *self._etcd_flags())
+            self._start("kube-apiserver", *self._api_flags(), ready="/readyz")
+            self._start(
+                "kube-controller-manager",
+                *self._controller_flags("controller-manager", self._manager_port),
+                *self._manager_flags(),
+                ready="/api/v1/namespaces/default/serviceaccounts/default",
+            )
+            self._start("kube-scheduler", *self._controller_flags("scheduler", self._scheduler_port))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        self._running.close()
+        self._http.close()
+
+    def kubectl(
+        self, *args: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the admin. With `check` an exit status other than 0 fails the test with what it said."""
+        done = subprocess.run(
+            [str(self._assets / "kubectl"), *args],
+            input=stdin,
+            env={"PATH": os.environ["PATH"], "HOME": str(self._folder), "KUBECONFIG": str(self.kubeconfig)},
+            capture_output=True,
+            text=True,
+            timeout=KUBECTL_S,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}"
+        return done
+
+    def until_done(self, *args: str) -> str:
+        """Run kubectl until it succeeds; its output."""
+        end_s = time.monotonic() + KUBECTL_S
+        while (done := self.kubectl(*args, check=False)).returncode:
+            assert time.monotonic() < end_s, f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}"
+            time.sleep(0.2)
+        return done.stdout
+
+    def get(self, *args: str) -> dict[str, Any]:
+        """`kubectl get ... -o json`."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json").stdout)
+        return found
+
+    def _start(self, program: str, *flags: str, ready: str | None = None) -> None:
+        daemon = Daemon(program, [str(self._assets / program), *flags], self._folder / f"{program}.log")
+        self._running.callback(daemon.stop)
+        daemon.start(lambda: ready is None or self._answers(ready))
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self._http.get(path).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _etcd_flags(self) -> list[str]:
+        return [
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={self._etcd}",
+            f"--advertise-client-urls={self._etcd}",
+            f"--listen-peer-urls={self._peer}",
+            "--unsafe-no-fsync",
+        ]
+
+    def _api_flags(self) -> list[str]:
+        policy = self._folder / "audit-policy.json"
+        policy.write_text(json.dumps(AUDIT_POLICY))
+        certificate, key = self.pki.server
+        return [
+            f"--etcd-servers={self._etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={self._api_port}",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--client-ca-file={self.pki.ca}",
+            f"--token-auth-file={self.pki.tokens}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self.audit_log}",
+            "--allow-privileged=true",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-signing-key-file={self.pki.service_account_key}",
+            f"--service-account-key-file={self.pki.service_account_key}",
+        ]
+
+    def _controller_flags(self, user: str, port: int) -> list[str]:
+        """What controller manager and scheduler share; as fast as they can be, so that tests measure what is ours."""
+        kubeconfig = self.pki.kubeconfig(user)
+        return [
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={self._folder / user}",
+            "--leader-elect=false",
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",
+        ]
+
+    def _manager_flags(self) -> list[str]:
+        return [
+            "--use-service-account-credentials",
+            f"--service-account-private-key-file={self.pki.service_account_key}",
+            f"--root-ca-file={self.pki.ca}",
+            f"--cluster-signing-cert-file={self.pki.ca}",
+            f"--cluster-signing-key-file={self.pki.ca_key}",
+        ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that were free a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
