@@ -35,9 +35,10 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
     if local is not None and _COMMIT.fullmatch(revision):
         return local
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of whatever HTTP library it uses
         GatedRepoError,
         HfHubHTTPError,
+        HTTPError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
@@ -58,7 +59,7 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
         raise ModelNotLoadable(
             f"the hub has no hf://{repository}@{revision}, or it needs a token (HF_TOKEN)"
         ) from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, OfflineModeIsEnabled, HTTPError, OSError) as error:
         if local is not None:
             logger.warning(
                 "hub not reachable, using the revision in the cache",

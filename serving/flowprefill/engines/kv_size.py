@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flowprefill.errors import ModelNotLoadable
+from flowprefill.errors import InvalidConfiguration, ModelNotLoadable
 
 KV_SHARE = 0.5
 """Part of what the weights leave; the rest is for activations and everything else in the process."""
@@ -16,6 +16,7 @@ UNLIMITED_PART = 4
 """A process without a memory limit of its own counts on one part in so many of the machine's memory."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+GIB = 2**30
 FEWEST_TOKENS = 1_024
 MOST_TOKENS = 131_072
 
@@ -27,12 +28,37 @@ def memory_limit_bytes(cgroup_limit: Path = CGROUP_LIMIT) -> int:
 
     A process without a limit shares the machine with other pods and with everything else on it.
     """
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _cgroup_limit_bytes(cgroup_limit)
+    return _machine_bytes() // UNLIMITED_PART if limit is None else min(limit, _machine_bytes())
+
+
+def check_kv_fits(num_bytes: int, num_tokens: int, cgroup_limit: Path = CGROUP_LIMIT) -> None:
+    """Raise `InvalidConfiguration` when a KV cache in main memory is larger than all that this process can ever have."""
+    limit = min(_cgroup_limit_bytes(cgroup_limit) or _machine_bytes(), _machine_bytes())
+    if num_bytes > limit:
+        raise InvalidConfiguration(
+            too_large(num_bytes, num_tokens, f"this pod can have {limit / GIB:.1f} GiB")
+        )
+
+
+def too_large(num_bytes: int, num_tokens: int, limit: str) -> str:
+    """What to tell whoever asked for a KV cache that does not fit."""
+    return (
+        f"engine.kvCacheTokens: a KV cache of {num_tokens:,} tokens takes {num_bytes / GIB:,.1f} GiB, and {limit}; "
+        f"accepted are fewer tokens, or none to let the pod choose"
+    )
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_limit_bytes(path: Path) -> int | None:
     try:
-        text = cgroup_limit.read_text().strip()
+        text = path.read_text().strip()
     except OSError:
-        text = "max"
-    return machine // UNLIMITED_PART if text == "max" else min(int(text), machine)
+        return None
+    return None if text == "max" else int(text)
 
 
 def default_kv_cache_tokens(path: Path, *, dtype: str = "auto", limit_bytes: int | None = None) -> int:

@@ -43,7 +43,9 @@ class Tokenizer:
         return self._template_source is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's calls only those for batches leave the interpreter to other threads meanwhile.
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of the messages in the model's chat template, ready for the assistant's answer.

@@ -44,7 +44,7 @@ from flowprefill.proxy.record import Ledger, Record
 from flowprefill.proxy.respond import Answer, ClientLeft
 from flowprefill.proxy.settings import LiveSettings, ProxySettings
 from flowprefill.proxy.slo import Slo, resolve
-from flowprefill.proxy.upstream import PodRefused
+from flowprefill.proxy.upstream import LegFailed, PodRefused
 from flowprefill.request import Request
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Answerer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = Record(request_id=scope["state"]["request_id"], api=self.api)
-        answer = Answer(send, record, debug=HEADER_DEBUG in Headers(scope=scope))
+        answer = Answer(send, record, debug=_is_on(Headers(scope=scope).get(HEADER_DEBUG)))
         try:
             body = await self._body(scope, receive)
             record.arrival_s = self.services.clock.now_s()
@@ -85,6 +85,10 @@ class Answerer:
             await answer.fail(Unavailable("the proxy stopped before this request was answered"))
         except PodRefused as refused:
             await answer.pass_on(refused)
+        except LegFailed as failed:
+            # Where no pod began on it the client may simply try again.
+            untouched = Unavailable("no pod could be reached for this request; try again in a moment")
+            await answer.fail(failed if failed.accepted else untouched)
         except Exception as error:  # the top of a request
             if not isinstance(error, FlowPrefillError):
                 log.exception("request failed", extra={"request_id": record.request_id})
@@ -307,6 +311,11 @@ async def _maybe_in_thread(size: int, function: Callable[P, T], *args: P.args, *
     if size <= INLINE_BYTES:
         return function(*args, **kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def _is_on(value: str | None) -> bool:
+    """Whether a header switches something on: it is there, and does not say no."""
+    return value is not None and value.strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def _arrival_s(record: Record) -> float:

@@ -22,6 +22,9 @@ GAIN = 0.05
 MAX_DISAGREEMENTS = 3
 """So many counts of pods in a row that differ from the tokenizer's mean that pods use another one."""
 
+MAX_TOKENIZED_CHARS = 1 << 20
+"""Longer prompts are estimated from their size: counting them takes seconds and gigabytes, for a hint."""
+
 MIN_FACTOR, MAX_FACTOR = 0.2, 5.0
 
 Tokenize = Callable[[GenerationRequest, Prompt | None], Sequence[int]]
@@ -65,7 +68,7 @@ class Estimator:
         if isinstance(prompt, list):
             return self._exact(prompt, "ids")
         tokenize = self._tokenize
-        if tokenize is not None:
+        if tokenize is not None and _num_chars(request, prompt) <= MAX_TOKENIZED_CHARS:
             try:
                 return self._exact(tokenize(request, prompt), "tokenizer")
             except Exception as error:  # a template may raise anything; the pod will say what is wrong
@@ -101,6 +104,13 @@ class Estimator:
     def _exact(self, token_ids: Sequence[int], source: Source) -> Estimate:
         hashes = prefix_hashes(token_ids, self._block_size, salt=self._salt)
         return Estimate(num_tokens=max(len(token_ids), 1), hashes=hashes, source=source)
+
+
+def _num_chars(request: GenerationRequest, prompt: str | None) -> int:
+    if prompt is not None:
+        return len(prompt)
+    assert isinstance(request, ChatCompletionRequest)
+    return sum(len(m.content) for m in request.messages)
 
 
 def _rough_tokens(request: GenerationRequest, prompt: str | None) -> float:

@@ -40,6 +40,11 @@ class LegFailed(UpstreamFailed):
         self.accepted = accepted
 
 
+def reason_of(error: httpx.HTTPError) -> str:
+    """What went wrong, for people."""
+    return str(error) or type(error).__name__
+
+
 class PodRefused(FlowPrefillError):
     """A pod answered 4xx: its answer goes to the client as it is, and nothing is tried again."""
 
@@ -78,11 +83,11 @@ async def open_leg(
         response = await http.send(request, stream=True)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise LegFailed(
-            f"no connection to {endpoint.name}: {error!r}", pod=endpoint.name, accepted=False
+            f"no connection to {endpoint.name}: {reason_of(error)}", pod=endpoint.name, accepted=False
         ) from error
     except httpx.HTTPError as error:
         raise LegFailed(
-            f"{endpoint.name} gave no answer: {error!r}", pod=endpoint.name, accepted=True
+            f"{endpoint.name} gave no answer: {reason_of(error)}", pod=endpoint.name, accepted=True
         ) from error
     try:
         if not response.is_success:
@@ -117,7 +122,9 @@ async def read_events(endpoint: Endpoint, response: httpx.Response) -> AsyncIter
             if events:
                 yield events
     except httpx.HTTPError as error:
-        raise LegFailed(f"{endpoint.name} broke off: {error!r}", pod=endpoint.name, accepted=True) from error
+        raise LegFailed(
+            f"{endpoint.name} broke off: {reason_of(error)}", pod=endpoint.name, accepted=True
+        ) from error
 
 
 class KVReleases:
@@ -183,7 +190,9 @@ async def _read(endpoint: Endpoint, response: httpx.Response) -> bytes:
                 )
             parts.append(chunk)
     except httpx.HTTPError as error:
-        raise LegFailed(f"{endpoint.name} broke off: {error!r}", pod=endpoint.name, accepted=True) from error
+        raise LegFailed(
+            f"{endpoint.name} broke off: {reason_of(error)}", pod=endpoint.name, accepted=True
+        ) from error
     return b"".join(parts)
 
 

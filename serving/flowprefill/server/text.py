@@ -10,6 +10,9 @@ from typing import Protocol
 from flowprefill.errors import ContextLengthExceeded, InvalidRequest
 from flowprefill.openai.requests import ChatCompletionRequest, GenerationRequest, Prompt
 
+MOST_BYTES_PER_TOKEN = 512
+"""No vocabulary has a longer token: a text of more bytes than so many times the context needs no counting."""
+
 INLINE_CHARS = 2_000
 """Shorter texts are tokenized on the event loop: a thread hop costs more."""
 
@@ -62,6 +65,7 @@ class Texts:
         if isinstance(request, ChatCompletionRequest):
             messages = request.template_messages()
             size = sum(len(message["content"]) for message in messages)
+            self._check_size(size, "messages")
             prompts = [await self._run(size, lambda: self._tokenizer.encode_chat(messages))]
         else:
             special = request.add_special_tokens
@@ -96,8 +100,20 @@ class Texts:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    def _check_size(self, num_chars: int, param: str) -> None:
+        """Refuse what can never fit before it costs seconds and gigabytes to count. A character has a byte or more."""
+        most = MOST_BYTES_PER_TOKEN * self._max_model_len
+        if num_chars > most:
+            raise InvalidRequest(
+                f"this model's maximum context length is {self._max_model_len} tokens, but the prompt has {num_chars} "
+                f"characters; at most {most} are counted, shorten the prompt",
+                param=param,
+                code="context_length_exceeded",
+            )
+
     async def _encode(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):
+            self._check_size(len(prompt), "prompt")
             return await self._run(
                 len(prompt), lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             )

@@ -54,6 +54,18 @@ async def test_a_prefill_leg_that_dies_is_tried_once_on_another_pod_with_what_is
         assert samples[MET] == 1
 
 
+async def test_a_request_that_no_pod_began_on_is_a_503_to_be_tried_again(tmp_path):
+    async with proxy_with_pods(tmp_path) as pair:
+        for count in (1, 2):
+            pair.prefill[0].fail[count] = broken(503)
+        answer = await pair.running.complete()
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "p0" not in answer.text
+        await pair.running.at_rest()
+        assert (await pair.running.metrics())[MISSED] == 1
+
+
 async def test_a_second_death_is_a_502_and_a_miss(tmp_path):
     async with proxy_with_pods(tmp_path, num_prefill=2) as pair:
         for pod in pair.prefill:

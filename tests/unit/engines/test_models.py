@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from pathlib import Path
 
@@ -144,6 +145,21 @@ def test_without_a_network_a_branch_is_what_the_cache_last_knew(
     assert resolve_model("hf://org/name", cache_dir=tmp_path).revision == OTHER
     with pytest.raises(ModelNotLoadable, match="no route to host"):
         resolve_model("hf://org/name@other-branch", cache_dir=tmp_path)
+
+
+def test_what_the_hubs_own_library_raises_without_a_network_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        nobody = f"http://127.0.0.1:{held.getsockname()[1]}"
+    offline = huggingface_hub.HfApi(endpoint=nobody)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: offline)
+    with pytest.raises(ModelNotLoadable, match=r"hf://org/name@main cannot be fetched: .*refused"):
+        resolve_model("hf://org/name", cache_dir=tmp_path)
+    write_snapshot(tmp_path / "hub", OTHER, ref="main")
+    assert resolve_model("hf://org/name", cache_dir=tmp_path).revision == OTHER
 
 
 def test_a_snapshot_with_a_missing_part_is_not_whole(tmp_path: Path) -> None:

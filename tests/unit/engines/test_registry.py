@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flowprefill.engines.kv_size import default_kv_cache_tokens, memory_limit_bytes
+from flowprefill.engines.kv_size import check_kv_fits, default_kv_cache_tokens, memory_limit_bytes
 from flowprefill.engines.registry import load_engine, load_tokenizer
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.errors import InvalidConfiguration, ModelNotLoadable
@@ -129,3 +129,16 @@ def test_a_control_groups_limit_counts_where_there_is_one(tmp_path: Path) -> Non
     assert memory_limit_bytes(limit) == 1_000_000
     limit.write_text("max\n")
     assert memory_limit_bytes(limit) == unlimited
+
+
+def test_a_kv_cache_that_can_never_fit_is_refused_with_its_size_and_the_limit(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{8 * 2**30}\n")
+    check_kv_fits(8 * 2**30, 1000, limit)
+    with pytest.raises(
+        InvalidConfiguration, match=r"kvCacheTokens.* of 500,000 tokens takes 9\.0 GiB.* 8\.0 GiB"
+    ):
+        check_kv_fits(9 * 2**30, 500_000, limit)
+    limit.write_text("max\n")
+    with pytest.raises(InvalidConfiguration, match=r"takes 1,048,576\.0 GiB"):
+        check_kv_fits(2**50, 10**9, limit)

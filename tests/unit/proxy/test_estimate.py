@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowprefill.openai.requests import ChatCompletionRequest, CompletionRequest
-from flowprefill.proxy.estimate import Estimator
+from flowprefill.proxy.estimate import MAX_TOKENIZED_CHARS, Estimator
 from flowprefill.scheduling.kv import prefix_hashes
 
 
@@ -83,3 +83,19 @@ def test_no_count_of_a_pod_makes_estimates_absurd(observations):
     for size, counted in observations:
         estimator.measured(estimator.estimate(completion("x" * size), "x" * size), counted)
     assert 20 <= estimator.estimate(completion("x" * 400), "x" * 400).num_tokens <= 500
+
+
+def test_a_prompt_too_long_to_be_worth_counting_is_estimated_from_its_size():
+    counted: list[int] = []
+
+    def tokenize(request: object, prompt: object) -> list[int]:
+        counted.append(len(str(prompt)))
+        return [1] * 10
+
+    estimator = Estimator(block_size=16, tokenize=tokenize)
+    most = "x" * MAX_TOKENIZED_CHARS
+    assert estimator.estimate(completion(most), most).source == "tokenizer"
+    longer = most + "x"
+    estimate = estimator.estimate(completion(longer), longer)
+    assert (estimate.source, estimate.num_tokens) == ("bytes", round(len(longer) / 4))
+    assert counted == [MAX_TOKENIZED_CHARS]

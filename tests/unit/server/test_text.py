@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from flowprefill.engines.tokenizer import Tokenizer
 from flowprefill.errors import ContextLengthExceeded, InvalidRequest
 from flowprefill.openai.parse import parse_request
-from flowprefill.server.text import Texts, TextStream
+from flowprefill.server.text import MOST_BYTES_PER_TOKEN, Texts, TextStream
 from support.pods import WordTokenizer
 
 
@@ -108,3 +108,27 @@ async def test_long_texts_are_tokenized_in_a_thread_with_the_same_result() -> No
         WordTokenizer().encode("short"),
     ]
     texts.close()
+
+
+class Uncountable(WordTokenizer):
+    """Fails the test when it is asked to count."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError(f"{len(text)} characters were tokenized")
+
+    encode_chat = encode  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_what_can_never_fit_is_refused_without_being_counted(chat: bool) -> None:
+    text = "x" * (MOST_BYTES_PER_TOKEN * 100 + 1)
+    body = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    request = parse_request(
+        "chat" if chat else "completions", json.dumps({"model": "m", **body}).encode()
+    ).request
+    with pytest.raises(
+        InvalidRequest, match=f"100 tokens, but the prompt has {len(text)} characters"
+    ) as caught:
+        await Texts(Uncountable(), max_model_len=100).prompts(request)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == ("messages" if chat else "prompt")

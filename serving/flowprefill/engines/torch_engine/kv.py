@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from flowprefill.engines.kv_size import check_kv_fits, too_large
+from flowprefill.errors import InvalidConfiguration
 
 MAX_RUNS = 4
 
@@ -16,7 +20,10 @@ Places = Tensor | tuple[tuple[int, int, int], ...]
 
 
 class PagedKV:
-    """One tensor `[layer, 2, block, block_size, kv_heads, head_dim]` for all requests of an engine."""
+    """One tensor `[layer, 2, block, block_size, kv_heads, head_dim]` for all requests of an engine.
+
+    Raises `InvalidConfiguration` when there is no memory for it.
+    """
 
     def __init__(
         self,
@@ -30,8 +37,16 @@ class PagedKV:
         device: torch.device,
     ) -> None:
         shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
-        # A CPU takes zeroed pages from the kernel only when they are first written.
-        self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        num_bytes, num_tokens = math.prod(shape) * dtype.itemsize, num_blocks * block_size
+        if device.type == "cpu":
+            check_kv_fits(num_bytes, num_tokens)
+        try:
+            # A CPU takes zeroed pages from the kernel only when they are first written.
+            self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch has no error of its own for a CPU without memory
+            raise InvalidConfiguration(
+                too_large(num_bytes, num_tokens, f"{device} has no room for it")
+            ) from error
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._blocks = [self.pool[layer] for layer in range(num_layers)]  # [2, block, block_size, KH, hd]
