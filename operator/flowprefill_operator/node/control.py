@@ -76,7 +76,7 @@ def start(
 def change(state: StateDir, text: str, *, timeout_s: float, on_status: OnStatus) -> NodeStatus:
     """Hand a running supervisor the service `text`, and wait until all pods are ready and follow it.
 
-    Raises Refused when it is not taken, NotInUse when that takes too long.
+    Raises Refused when it is not taken, NotInUse when that takes too long or the supervisor ends first.
     """
     deadline = time.monotonic() + timeout_s
     digest = write_service(state, text)
@@ -84,12 +84,32 @@ def change(state: StateDir, text: str, *, timeout_s: float, on_status: OnStatus)
     for status in follow(state, timeout_s=timeout_s):
         if status.error_digest == digest:
             raise Refused(f"change refused, the service stays as it was: {status.error}")
+        if status.stopping:
+            break
         if status.applied != digest:
             continue
         on_status(status)
-        if status.ready and _followed(status, deadline):
+        if status.ready and _followed(state, status, deadline):
             return status
+    if is_stopping(state) or not state.is_running():
+        raise NotInUse(f"{state.name} was stopped meanwhile")
     raise NotInUse(f"the change is not in full use after {timeout_s:g} s")
+
+
+def is_stopping(state: StateDir) -> bool:
+    """Whether a supervisor still runs, but only to end its pods: it takes no change any more."""
+    status = state.read_status()
+    return status is not None and status.stopping and state.is_running()
+
+
+def wait_for_end(state: StateDir, *, timeout_s: float) -> bool:
+    """Wait until the supervisor is gone; False when it still runs after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while state.is_running():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def stop(state: StateDir, *, timeout_s: float, now: bool = False) -> bool:
@@ -140,14 +160,17 @@ def is_applied(state: StateDir, text: str) -> bool:
     return status is not None and status.ready and status.applied == digest
 
 
-def _followed(status: NodeStatus, deadline: float) -> bool:
-    """Wait until every pod says that it follows the status's generation; False when the time is over first."""
+def _followed(state: StateDir, status: NodeStatus, deadline: float) -> bool:
+    """Wait until every pod says that it follows the status's generation.
+
+    False when the time is over or the service is stopped first.
+    """
     with httpx.Client(timeout=1.0, trust_env=False) as http:
         waiting = list(status.pods)
         while True:
             waiting = [pod for pod in waiting if generation_of(http, pod) < status.generation]
             if not waiting:
                 return True
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or is_stopping(state) or not state.is_running():
                 return False
             time.sleep(POLL_S)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,7 @@ def up(
     """
     with guarded():
         from flowprefill_crd import load_services
-        from flowprefill_operator.node.control import NotInUse, start, write_service
+        from flowprefill_operator.node.control import NotInUse, is_stopping, start, write_service
         from flowprefill_operator.node.state import Options
 
         services = load_services(file)
@@ -87,6 +88,9 @@ def up(
         state = state_of(state_dir, service.metadata.namespace, service.metadata.name).create()
         text = text_of(service)
         fetch_model(service)
+        deadline = time.monotonic() + timeout
+        if is_stopping(state):
+            _wait_for_end(state, timeout_s=timeout)
         if state.is_running():
             if port is not None or files is not None:
                 fail(
@@ -111,7 +115,7 @@ def up(
                 text,
                 options,
                 supervisor_argv(state),
-                timeout_s=timeout,
+                timeout_s=max(deadline - time.monotonic(), 0.0),
                 on_status=narrator.tell,
                 wait=wait,
             )
@@ -239,6 +243,17 @@ def _run_here(state: StateDir) -> None:
         except CannotStart as error:
             fail(str(error))
     print("stopped; nothing is left running")
+
+
+def _wait_for_end(state: StateDir, *, timeout_s: float) -> None:
+    """Wait for a service that is being stopped, so that it can start afresh."""
+    from flowprefill_operator.node.control import wait_for_end
+
+    print(f"{state.name} is stopping; waiting for its end", flush=True)
+    if not wait_for_end(state, timeout_s=timeout_s):
+        fail(
+            f"{state.name} is still stopping after {timeout_s:g} s; `flowprefill down {state.name} --now` kills it"
+        )
 
 
 def _change(state: StateDir, text: str, *, timeout_s: float) -> None:

@@ -174,3 +174,45 @@ def test_a_missing_secret_is_named_and_the_pod_starts_once_it_is_there(
     service.until(lambda s: s.ready, "ready")
     keys = Path(service.get()["config"]["apiKeysFile"])
     assert keys.read_text() == "secret-key\n"
+
+
+def test_up_of_a_service_that_stops_waits_for_its_end_and_starts_it_afresh(service: LocalService) -> None:
+    service.write()
+    service.switch("decode.stubborn")
+    service.up()
+    old = service.status.pid
+    down = service.start("down")
+    service.until(lambda s: s.stopping, "the service stops")
+    up = service.start("up", "-f", str(service.file), "--detach", "--port", "0", "--timeout", "60")
+    assert up.stdout is not None
+    assert up.stdout.readline() == "demo is stopping; waiting for its end\n"
+    service.run("down", "--now")
+    assert up.wait(60) == 0, up.stdout.read()
+    down.wait(60)
+    assert service.status.ready
+    assert service.status.pid != old
+
+
+def test_up_gives_up_waiting_for_a_stop_when_its_time_is_over(service: LocalService) -> None:
+    service.write()
+    service.switch("decode.stubborn")
+    service.up()
+    service.start("down")
+    service.until(lambda s: s.stopping, "the service stops")
+    done = service.run("up", "-f", str(service.file), "--timeout", "0", check=False)
+    assert done.returncode == 1
+    assert "still stopping after 0 s" in done.stderr
+
+
+def test_a_change_ends_when_its_service_is_stopped_meanwhile(service: LocalService) -> None:
+    service.write()
+    service.up()
+    old = service.status.revision
+    service.switch("prefill.unready")
+    service.write(kvTransfer={"leaseSeconds": 31})
+    change = service.start("up", "-f", str(service.file), "--timeout", "600")
+    service.until(lambda s: s.revision != old, "the change is taken over")
+    service.run("down", "--now")
+    assert change.wait(60) == 1
+    assert change.stdout is not None
+    assert "demo was stopped meanwhile" in change.stdout.read()
