@@ -76,6 +76,7 @@ def start(
 def change(state: StateDir, text: str, *, timeout_s: float, on_status: OnStatus) -> NodeStatus:
     """Hand a running supervisor the service `text`, and wait until all pods are ready and follow it.
 
+    A paused service is only taken note of: nothing is waited for.
     Raises Refused when it is not taken, NotInUse when that takes too long or the supervisor ends first.
     """
     deadline = time.monotonic() + timeout_s
@@ -88,6 +89,8 @@ def change(state: StateDir, text: str, *, timeout_s: float, on_status: OnStatus)
             break
         if status.applied != digest:
             continue
+        if status.paused:
+            return status
         on_status(status)
         if status.ready and _followed(state, status, deadline):
             return status
@@ -154,10 +157,10 @@ def write_service(state: StateDir, text: str) -> str:
 
 
 def is_applied(state: StateDir, text: str) -> bool:
-    """Whether the running service is exactly `text`, ready."""
+    """Whether the running service is exactly `text`, ready and not paused."""
     status = state.read_status()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return status is not None and status.ready and status.applied == digest
+    return status is not None and status.ready and not status.paused and status.applied == digest
 
 
 def _followed(state: StateDir, status: NodeStatus, deadline: float) -> bool:

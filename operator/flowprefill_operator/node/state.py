@@ -96,7 +96,8 @@ class PodReport(_Document):
 
 class NodeStatus(_Document):
     """What the supervisor says of itself. `applied` is the digest of the service.yaml in use, `url` is where the API
-    answers, `rollout` is empty or says what an unfinished rollout waits for, `error` why the last change was refused."""
+    answers, `rollout` is empty or says what an unfinished rollout waits for, `error` why the last change was refused.
+    While `paused`, the pods, `generation` and `revision` are those of the last service.yaml that was not."""
 
     service: str
     namespace: str
@@ -108,6 +109,7 @@ class NodeStatus(_Document):
     url: str = ""
     ready: bool = False
     stopping: bool = False
+    paused: bool = False
     rollout: str = ""
     error: str = ""
     error_digest: str = ""

@@ -127,6 +127,9 @@ class Supervisor:
             return
         try:
             (service,) = load_services(self._state.service)
+            if service.spec.paused:
+                self._pause(digest)
+                return
             service = self._numbered(service)
             wanted = desired(self._plan(service))
             self._write_config(wanted)
@@ -148,6 +151,7 @@ class Supervisor:
                 "applied": digest,
                 "generation": service.metadata.generation,
                 "revision": restart_hash(service),
+                "paused": False,
                 "error": "",
                 "error_digest": "",
             }
@@ -155,6 +159,18 @@ class Supervisor:
         _log.info(
             "service taken over", extra={"service": self._state.name, "revision": self._status.revision}
         )
+
+    def _pause(self, digest: str) -> None:
+        """Leave pods and configuration as they are. Raises CannotStart where there are none yet."""
+        if self._service is None:
+            raise CannotStart(
+                "spec.paused: true starts nothing; use false for a service that does not run yet"
+            )
+        self._loaded = digest
+        self._status = self._status.model_copy(
+            update={"applied": digest, "paused": True, "error": "", "error_digest": ""}
+        )
+        _log.info("service paused", extra={"service": self._state.name})
 
     def _numbered(self, service: FlowPrefillService) -> FlowPrefillService:
         """The service with the generation that an API server would have given it: one more for each changed spec."""

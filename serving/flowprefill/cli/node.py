@@ -75,6 +75,7 @@ def up(
     """
     with guarded():
         from flowprefill_crd import load_services
+        from flowprefill_operator.node.check import check
         from flowprefill_operator.node.control import NotInUse, is_stopping, start, write_service
         from flowprefill_operator.node.state import Options
 
@@ -87,11 +88,13 @@ def up(
         (service,) = services
         state = state_of(state_dir, service.metadata.namespace, service.metadata.name).create()
         text = text_of(service)
-        fetch_model(service)
         deadline = time.monotonic() + timeout
         if is_stopping(state):
             _wait_for_end(state, timeout_s=timeout)
-        if state.is_running():
+        running = state.is_running()
+        check(service, state.read_options().files if running else files, source=str(file), running=running)
+        fetch_model(service)
+        if running:
             if port is not None or files is not None:
                 fail(
                     f"{state.name} runs; its port and files stay until `flowprefill down {state.name}`: "
@@ -272,4 +275,7 @@ def _change(state: StateDir, text: str, *, timeout_s: float) -> None:
         fail(str(error), code=BAD_INPUT)
     except NotInUse as error:
         fail(f"{error}; see `flowprefill status {state.name}`")
+    if status.paused:
+        print(f"{state.name} is paused: nothing was changed")
+        return
     print(f"{state.name} follows generation {status.generation}, revision {status.revision}")

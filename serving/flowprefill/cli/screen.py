@@ -42,6 +42,7 @@ def _show_one(view: View, console: Console) -> None:
         head.append(
             f"  revision {status.revision}  generation {status.generation}  policy {view.policy}", "dim"
         )
+        head.append("  paused" if status.paused else "", "yellow")
     console.print(head, soft_wrap=True)
     if not view.running:
         return

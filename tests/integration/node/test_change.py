@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -146,34 +148,58 @@ def test_a_file_that_is_no_service_is_refused_with_its_field_and_changes_nothing
     assert pids(service) == before
 
 
-def test_a_missing_secret_is_named_and_the_pod_starts_once_it_is_there(
+def test_a_missing_secret_is_refused_and_one_that_goes_is_named_until_it_is_back(
     service: LocalService, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"
-    files.mkdir()
+    (files / "keys").mkdir(parents=True)
+    key = files / "keys" / "k"
     service.write(security={"apiKeysSecretRef": {"name": "keys", "key": "k"}})
-    done = service.run(
-        "up",
-        "-f",
-        str(service.file),
-        "-d",
-        "--port",
-        "0",
-        "--timeout",
-        "2",
-        "--files",
-        str(files),
-        check=False,
-    )
-    assert done.returncode == 1
+    arguments = ("-d", "--port", "0", "--files", str(files))
+    done = service.run("up", "-f", str(service.file), *arguments, check=False)
+    assert done.returncode == 2
+    assert "spec.security.apiKeysSecretRef" in done.stderr
+    assert str(key) in done.stderr
+    assert service.state.read_status() is None, "nothing was started"
+    key.write_text("secret-key\n")
+    service.up("--files", str(files))
+    keys = Path(service.get()["config"]["apiKeysFile"])
+    assert keys.read_text() == "secret-key\n"
+    (files / "keys").rename(tmp_path / "away")
+    (proxy,) = service.pods("proxy")
+    os.kill(proxy.containers[0].pid, signal.SIGKILL)
     service.until(
         lambda s: any(p.phase == "CannotRun" and "'keys'" in p.message for p in s.pods), "the reason"
     )
-    (files / "keys").mkdir()
-    (files / "keys" / "k").write_text("secret-key\n")
+    (tmp_path / "away").rename(files / "keys")
     service.until(lambda s: s.ready, "ready")
-    keys = Path(service.get()["config"]["apiKeysFile"])
-    assert keys.read_text() == "secret-key\n"
+
+
+def test_a_paused_service_stays_as_it_is_until_it_is_not_paused(service: LocalService) -> None:
+    service.write()
+    service.up()
+    before = service.status
+    changed = {"scheduling": {"policy": "edf"}, "kvTransfer": {"leaseSeconds": 31}, "decode": {"replicas": 2}}
+    service.write(paused=True, **changed)
+    for _ in range(2):
+        assert "demo is paused: nothing was changed" in up(service)
+    assert service.status.pods == before.pods
+    assert service.status.generation == before.generation
+    assert service.get()["live"]["policy"] != "edf"
+    assert "paused" in service.run("status").stdout
+    service.write(**changed)
+    assert "generation 2" in up(service)
+    assert not service.status.paused
+    assert len(service.pods("decode")) == 2
+    assert service.get()["live"]["policy"] == "edf"
+
+
+def test_a_service_that_does_not_run_yet_cannot_be_paused(service: LocalService) -> None:
+    service.write(paused=True)
+    done = service.run("up", "-f", str(service.file), "-d", check=False)
+    assert done.returncode == 2
+    assert "spec.paused: true starts nothing" in done.stderr
+    assert service.state.read_status() is None
 
 
 def test_up_of_a_service_that_stops_waits_for_its_end_and_starts_it_afresh(service: LocalService) -> None:

@@ -73,6 +73,15 @@ def test_up_takes_one_service(tmp_path: Path) -> None:
     assert "holds 2 services" in done.stderr
 
 
+def test_up_refuses_what_this_machine_never_runs_before_anything_starts(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    done = RUN.invoke(app, ["up", "-f", str(SAMPLES / "vllm-gpu.yaml"), "-d", "--state-dir", str(state)])
+    assert done.exit_code == 2
+    assert 'spec.engine.type: "vllm" does not run on this machine' in done.stderr
+    assert "--files FOLDER" in done.stderr
+    assert not list(state.rglob("*.yaml"))
+
+
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_render_prints_yaml_with_one_object_a_document(sample: Path) -> None:
     done = RUN.invoke(app, ["render", "-f", str(sample)])
