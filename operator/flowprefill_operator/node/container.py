@@ -18,7 +18,7 @@ import httpx
 from flowprefill_operator.node import probe as probes
 from flowprefill_operator.node.backoff import Backoff
 from flowprefill_operator.node.launch import CannotRun, Launch
-from flowprefill_operator.node.logs import BoundedLog
+from flowprefill_operator.node.logs import BoundedLog, note
 from flowprefill_operator.node.process import Exit, Process
 from flowprefill_operator.node.template import Container, Probe
 
@@ -121,7 +121,7 @@ class ContainerRunner:
                 failures += 1
                 delay_s = self._backoff.delay_s(failures)
                 message = f"{ended}; next start in {delay_s:g} s" if delay_s else str(ended)
-                self._note(f"-- {ended}, restart {self.status.restarts + 1} in {delay_s:g} s --")
+                self._note(f"{ended}, restart {self.status.restarts + 1} in {delay_s:g} s")
                 self._set(
                     phase="CrashLoopBackOff" if delay_s else "Waiting",
                     ready=False,
@@ -169,7 +169,7 @@ class ContainerRunner:
                 return dataclasses.replace(command, argv=_find(command.argv, command.env))
             except CannotRun as error:
                 if self.status.message != str(error):
-                    self._note(f"-- {error} --")
+                    self._note(str(error))
                 self._set(phase="CannotRun", ready=False, message=str(error))
             await _first_of(self._stopping.wait(), timeout_s=CANNOT_RUN_RETRY_S)
         return None
@@ -216,18 +216,16 @@ class ContainerRunner:
         """Restart an unhealthy process: SIGTERM, then SIGKILL after the container's usual patience."""
         if self._stopping.is_set():
             return
-        self._note(
-            f"-- {why} ({self.status.message}, {probe.failure_threshold} times in a row): restarting --"
-        )
+        self._note(f"-- {why} ({self.status.message}, {probe.failure_threshold} times in a row): restarting")
         _log.warning("container restarts", extra={"container": self.container.name, "reason": why})
         self._set(ready=False, message=why)
         process.terminate()
         await _first_of(process.wait(), timeout_s=UNHEALTHY_GRACE_S)
         process.kill()
 
-    def _note(self, line: str) -> None:
+    def _note(self, words: str) -> None:
         assert self._log is not None
-        self._log.write(line.encode() + b"\n")
+        self._log.write(note(words).encode() + b"\n")
 
     # The keywords are fields of ContainerStatus, which checks their names.
     def _set(self, **changes: Any) -> None:

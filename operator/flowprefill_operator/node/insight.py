@@ -10,11 +10,13 @@ from pathlib import Path
 import httpx
 
 from flowprefill_crd import FlowPrefillService, InvalidDocument, load_services
-from flowprefill_operator.node.logs import last_lines
+from flowprefill_operator.node.logs import is_note, last_lines
 from flowprefill_operator.node.state import ContainerReport, NodeStatus, PodReport, StateDir
 
 ANSWER_TIMEOUT_S = 1.0
 WINDOW = "5m"
+LOOK_BACK = 50
+"""Lines of a log among which the container's own last one is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,4 +177,4 @@ def _last_line(pod: PodReport) -> str:
 
 
 def _lines(container: ContainerReport) -> list[str]:
-    return last_lines(Path(container.log), 1)
+    return [line for line in last_lines(Path(container.log), LOOK_BACK) if not is_note(line)]

@@ -47,6 +47,15 @@ def prune(folder: Path, *, keep: int) -> None:
         previous(path).unlink(missing_ok=True)
 
 
+def note(words: str) -> str:
+    """A line that the node itself adds to a container's log."""
+    return f"-- {words} --"
+
+
+def is_note(line: str) -> bool:
+    return line.startswith("-- ") and line.rstrip().endswith(" --")
+
+
 def last_lines(path: Path, count: int, *, window_bytes: int = 262_144) -> list[str]:
     """The last `count` non-empty lines of a log, oldest first; empty when there is no log."""
     lines: list[str] = []

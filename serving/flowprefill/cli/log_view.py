@@ -21,12 +21,15 @@ def logs(
     pod: Annotated[
         str | None,
         typer.Argument(
-            help="Pods whose name or role begins with this, or `supervisor`; all pods when left out."
+            help="Pods whose name, with or without the service's, or role begins with this, or `supervisor`; "
+            "all pods when left out."
         ),
     ] = None,
     service: Annotated[
         str | None,
-        typer.Option("--service", "-s", help="Name of the service; not needed while there is one."),
+        typer.Option(
+            "--service", "-s", help="Name of the service; when left out, the one that runs or ran last."
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Lines of each pod to begin with.")] = 50,
@@ -44,7 +47,7 @@ def logs(
         from flowprefill_operator.node.logs import Follower, last_lines
 
         found = find_services(state_dir, service, running=False)
-        found = [state for state in found if state.is_running()] or found[:1]
+        found = [state for state in found if state.is_running()] or sorted(found, key=_last_run)[-1:]
         if not found:
             fail("no service was ever brought up here")
         if len(found) > 1:
@@ -70,10 +73,18 @@ def logs(
                 return
 
 
+def _last_run(state: StateDir) -> float:
+    """When the service ran last, in seconds since the epoch; 0 when it never did."""
+    try:
+        return state.supervisor_log.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _matches(path: Path, pod: str | None, state: StateDir) -> bool:
     if pod is None:
         return path != state.supervisor_log
-    if path.name.startswith(pod):
+    if path.name.startswith((pod, f"{state.name}-{pod}")):
         return True
     status: NodeStatus | None = state.read_status()
     roles = {report.name: report.role for report in status.pods} if status else {}

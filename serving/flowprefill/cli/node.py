@@ -18,6 +18,7 @@ from flowprefill.cli.services import (
     Name,
     StateRoot,
     find_services,
+    made,
     names_of,
     state_of,
     supervisor_argv,
@@ -86,7 +87,7 @@ def up(
                 code=BAD_INPUT,
             )
         (service,) = services
-        state = state_of(state_dir, service.metadata.namespace, service.metadata.name).create()
+        state = made(state_of(state_dir, service.metadata.namespace, service.metadata.name))
         text = text_of(service)
         deadline = time.monotonic() + timeout
         if is_stopping(state):

@@ -29,6 +29,17 @@ def state_of(root: Path | None, namespace: str, name: str) -> StateDir:
     return StateDir((root or default_root()).absolute(), namespace=namespace, name=name)
 
 
+def made(state: StateDir) -> StateDir:
+    """The state with its folder on disk; fails with the folder and the reason where there can be none."""
+    try:
+        return state.create()
+    except OSError as error:
+        fail(
+            f"the state folder {state.path} cannot be made ({error.strerror}); "
+            f"choose another place with --state-dir"
+        )
+
+
 def find_services(root: Path | None, name: str | None, *, running: bool) -> list[StateDir]:
     from flowprefill_operator.node.state import default_root, find
 

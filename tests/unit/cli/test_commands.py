@@ -82,6 +82,39 @@ def test_up_refuses_what_this_machine_never_runs_before_anything_starts(tmp_path
     assert not list(state.rglob("*.yaml"))
 
 
+@pytest.mark.parametrize("variable", [False, True], ids=["option", "XDG_STATE_HOME"])
+def test_a_state_folder_that_cannot_be_made_is_one_line(
+    valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    root = tmp_path / "file"
+    root.touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(root))
+    option = [] if variable else ["--state-dir", str(root / "x")]
+    done = RUN.invoke(app, ["up", "-f", str(valid), "-d", *option])
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert f"state folder {root}/" in done.stderr
+    assert "cannot be made (Not a directory)" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["render", "render -k ServiceAccount"], ids=["much", "little"])
+def test_output_to_a_full_disk_is_one_line(command: str, valid: Path) -> None:
+    argv = [sys.executable, "-m", "flowprefill.cli", *command.split(), "-f", str(valid)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "flowprefill: No space left on device\n")
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly(valid: Path) -> None:
+    argv = [sys.executable, "-m", "flowprefill.cli", "render", "-f", str(valid)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_render_prints_yaml_with_one_object_a_document(sample: Path) -> None:
     done = RUN.invoke(app, ["render", "-f", str(sample)])
