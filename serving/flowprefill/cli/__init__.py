@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flowprefill.cli import bench, figures, log_view, model, node, render, serve
+from flowprefill.cli.problems import guarded
 
 app = typer.Typer(
     name="flowprefill",
@@ -49,17 +50,18 @@ def version(
     ] = False,
 ) -> None:
     """Print the version."""
-    import importlib.metadata
-    import platform
+    with guarded():
+        import importlib.metadata
+        import platform
 
-    print(importlib.metadata.version("flowprefill"))
-    if verbose:
-        print(f"python {platform.python_version()} on {platform.platform()}")
-        for name in ("torch", "transformers", "vllm", "fastapi", "kopf"):
-            try:
-                print(f"{name} {importlib.metadata.version(name)}")
-            except importlib.metadata.PackageNotFoundError:
-                print(f"{name} is not installed")
+        print(importlib.metadata.version("flowprefill"))
+        if verbose:
+            print(f"python {platform.python_version()} on {platform.platform()}")
+            for name in ("torch", "transformers", "vllm", "fastapi", "kopf"):
+                try:
+                    print(f"{name} {importlib.metadata.version(name)}")
+                except importlib.metadata.PackageNotFoundError:
+                    print(f"{name} is not installed")
 
 
 def main() -> None:

@@ -98,9 +98,12 @@ def test_a_state_folder_that_cannot_be_made_is_one_line(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["render", "render -k ServiceAccount"], ids=["much", "little"])
+@pytest.mark.parametrize(
+    "command", ["render -f FILE", "render -f FILE -k ServiceAccount", "status --state-dir none", "version"]
+)
 def test_output_to_a_full_disk_is_one_line(command: str, valid: Path) -> None:
-    argv = [sys.executable, "-m", "flowprefill.cli", *command.split(), "-f", str(valid)]
+    words = [str(valid) if word == "FILE" else word for word in command.split()]
+    argv = [sys.executable, "-m", "flowprefill.cli", *words]
     with open("/dev/full", "w") as full:
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "flowprefill: No space left on device\n")
