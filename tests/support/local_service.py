@@ -161,7 +161,8 @@ class LocalService:
             down = self._argv("down", self.name, "--now")
             subprocess.run(down, capture_output=True, timeout=60, check=False)
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _argv(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "flowprefill.cli", *args, "--state-dir", str(self.root)]
