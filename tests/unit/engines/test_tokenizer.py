@@ -76,11 +76,13 @@ def test_special_tokens_in_a_chat_are_tokens_and_none_is_added(tmp_path: Path) -
     assert token_ids.count(1) == 2
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("messages", CONVERSATIONS)
 def test_a_chat_is_written_as_transformers_writes_it(
     tmp_path: Path, messages: Sequence[Mapping[str, str]]
 ) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     path = write_model(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(path)
     ours = load_tokenizer(path)
@@ -90,6 +92,7 @@ def test_a_chat_is_written_as_transformers_writes_it(
     assert ours.encode_chat(messages) == tokens
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "template",
     [
@@ -103,7 +106,8 @@ def test_a_chat_is_written_as_transformers_writes_it(
     ],
 )
 def test_what_templates_may_use_means_what_it_means_in_transformers(tmp_path: Path, template: str) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     path = write_model(tmp_path, template=template)
     theirs = transformers.AutoTokenizer.from_pretrained(path)
     expected = theirs.apply_chat_template(CONVERSATIONS[1], add_generation_prompt=True, tokenize=False)
