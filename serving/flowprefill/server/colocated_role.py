@@ -276,5 +276,5 @@ class _Switch(DriverListener):
         self._service.on_state(snapshot)
 
     def on_crash(self, error: BaseException) -> None:
+        self._service.on_crash(error)  # first: closing waits for a thread, and the pod is broken now
         self._decoder().close()
-        self._service.on_crash(error)
