@@ -87,3 +87,8 @@ class ModelNotLoadable(FlowPrefillError):
 
 class InvalidConfiguration(FlowPrefillError):
     """A configuration document cannot be used (start-up error)."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The error's kind and words, for people."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 from flowprefill.engines.protocol import (
+    GREEDY,
     DecodeSequence,
     EngineSpec,
     Gate,
     Plan,
     PrefillItem,
-    SamplingParams,
 )
 from flowprefill.engines.simulated.cost import CostModel
 from flowprefill.engines.simulated.engine import SimulatedEngine
@@ -35,7 +35,6 @@ from flowprefill.scheduling.settings import SchedulerSettings
 BLOCK_SIZE = 4
 NUM_PREFILL_BLOCKS = 50
 VOCAB_SIZE = 300
-GREEDY = SamplingParams(temperature=0.0)
 Where = Literal["alone", "colocated"]
 
 

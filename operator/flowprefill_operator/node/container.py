@@ -216,7 +216,7 @@ class ContainerRunner:
         """Restart an unhealthy process: SIGTERM, then SIGKILL after the container's usual patience."""
         if self._stopping.is_set():
             return
-        self._note(f"-- {why} ({self.status.message}, {probe.failure_threshold} times in a row): restarting")
+        self._note(f"{why} ({self.status.message}, {probe.failure_threshold} times in a row): restarting")
         _log.warning("container restarts", extra={"container": self.container.name, "reason": why})
         self._set(ready=False, message=why)
         process.terminate()

@@ -30,8 +30,9 @@ class DecodeJob:
     """One answer to generate; `n` answers to one prompt are `n` jobs.
 
     `last_token_id` is the prompt's last token, at position `num_prompt_tokens - 1`; `first_token_id` is the answer's
-    first, where the prefill chose it by the job's `sampling` (not where `min_tokens` forbids some). A token of `stop_token_ids` ends
-    the answer; it is delivered like any other, and it is not sampled before `min_tokens` tokens are out.
+    first, where the prefill chose it by the job's `sampling` (not where `min_tokens` forbids some). A token of
+    `stop_token_ids` ends the answer; it is delivered like any other, and it is not sampled before `min_tokens` tokens are
+    out.
     `prefix_hashes` are the prompt's block hashes: blocks that the pool already holds need no filling
     (`num_cached_tokens` says how many tokens). `tbt_slo_s` is the wanted time between tokens; only colocated decoding
     uses it.

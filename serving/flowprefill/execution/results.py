@@ -13,8 +13,8 @@ from flowprefill.scheduling.actions import Task
 class FinishedPrefill:
     """A prompt whose KV is in place.
 
-    `token_id` is the next token, by the item's own sampling. `block_ids` hold the KV of `num_tokens` prompt tokens, in order, until
-    the request is released. `num_cached_tokens` of them were there before (prefix cache). `num_tasks` counts the
+    `token_id` is the next token, by the item's own sampling. `block_ids` hold the KV of `num_tokens` prompt tokens, in
+    order, until the request is released. `num_cached_tokens` of them were there before (prefix cache). `num_tasks` counts the
     batches that it took (chunks).
     """
 

@@ -30,8 +30,6 @@ class Lifecycle:
         self._failure: str | None = None
         self._probe: Callable[[], str | None] = lambda: None
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -78,12 +76,9 @@ class Lifecycle:
 
     def request_began(self) -> None:
         self._in_flight += 1
-        self._idle.clear()
 
     def request_ended(self) -> None:
         self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
 
     def stop(self) -> None:
         """Begin to stop; called again, hurry."""
@@ -119,15 +114,6 @@ class Lifecycle:
         finally:
             hurry.cancel()
         return done.done()
-
-    async def idle(self, seconds: float) -> bool:
-        """Wait until nothing is in flight, at most `seconds` and not after a second `stop`. Whether nothing is."""
-        waiting = asyncio.ensure_future(self._idle.wait())
-        try:
-            await self.until(waiting, seconds)
-        finally:
-            waiting.cancel()
-        return not self._in_flight
 
 
 @contextlib.contextmanager

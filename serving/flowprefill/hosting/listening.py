@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from flowprefill.errors import InvalidConfiguration
+from flowprefill.hosting.lifecycle import Lifecycle
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -70,6 +72,21 @@ class HttpServer:
                 await self._serving
                 raise InvalidConfiguration(f"the server on port {port_of(self._socket)} ended at its start")
             await asyncio.sleep(0.005)
+
+    async def serve_until_drained(self, lifecycle: Lifecycle, *, lame_duck_s: float) -> float:
+        """Answer until a stop is asked for, then as a lame duck, then let running answers end.
+
+        Returns when draining began, as `time.monotonic` tells it.
+        """
+        await lifecycle.stop_asked()
+        lifecycle.enter("lame_duck")
+        await lifecycle.pause(lame_duck_s)
+        lifecycle.enter("draining")
+        began_s = time.monotonic()
+        hurry = lifecycle.hurry_asked()
+        await self.stop(hurry=hurry)
+        hurry.cancel()
+        return began_s
 
     async def stop(self, *, hurry: asyncio.Future[None] | None = None) -> None:
         """Accept nothing new and let answers under way end, within the drain time or until `hurry` is done; what is

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from flowprefill.errors import FlowPrefillError, UpstreamFailed
+from flowprefill.errors import FlowPrefillError, UpstreamFailed, reason_of
 from flowprefill.openai.headers import end_to_end
 from flowprefill.openai.sse import EventDecoder
 from flowprefill.wire import KV_RELEASE_PATH, Endpoint
@@ -38,11 +38,6 @@ class LegFailed(UpstreamFailed):
         super().__init__(message)
         self.pod = pod
         self.accepted = accepted
-
-
-def reason_of(error: httpx.HTTPError) -> str:
-    """What went wrong, for people."""
-    return str(error) or type(error).__name__
 
 
 class PodRefused(FlowPrefillError):

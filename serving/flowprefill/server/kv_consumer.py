@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flowprefill.engines.protocol import Engine, EngineSpec
-from flowprefill.errors import KVTransferFailed
+from flowprefill.errors import KVTransferFailed, reason_of
 from flowprefill.metrics.engine import KVTransferMetrics
 from flowprefill.server.kv_frames import (
     MAX_PAYLOAD_BYTES,
@@ -27,7 +27,7 @@ from flowprefill.server.kv_frames import (
     read_payload,
     send_message,
 )
-from flowprefill.server.kv_transfer import STREAM_LIMIT_BYTES, TransferLimits, in_thread, pieces, reason_of
+from flowprefill.server.kv_transfer import STREAM_LIMIT_BYTES, TransferLimits, in_thread, pieces
 from flowprefill.wire import KVTransferParams
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import socket
 from functools import partial
 
 from flowprefill.engines.protocol import Engine
-from flowprefill.errors import KVTransferFailed
+from flowprefill.errors import KVTransferFailed, reason_of
 from flowprefill.metrics.engine import KVTransferMetrics
 from flowprefill.server.holds import HoldTable
 from flowprefill.server.kv_frames import (
@@ -25,7 +25,7 @@ from flowprefill.server.kv_frames import (
     send_message,
     send_payload,
 )
-from flowprefill.server.kv_transfer import STREAM_LIMIT_BYTES, TransferLimits, in_thread, pieces, reason_of
+from flowprefill.server.kv_transfer import STREAM_LIMIT_BYTES, TransferLimits, in_thread, pieces
 
 log = logging.getLogger(__name__)
 

@@ -52,8 +52,3 @@ async def in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({running})
         raise
-
-
-def reason_of(error: BaseException) -> str:
-    """The error's kind and words, for people."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -253,16 +253,10 @@ class PodServer:
             lifecycle.enter("ready")
             log.info("serving", extra=self._facts(live.current))
             self.ready.set()
-            await lifecycle.stop_asked()
-            lifecycle.enter("lame_duck")
-            await lifecycle.pause(termination.lame_duck_seconds)
-            lifecycle.enter("draining")
-            drain_until_s = time.monotonic() + termination.drain_seconds
-            hurry = lifecycle.hurry_asked()
-            await api.stop(hurry=hurry)
-            hurry.cancel()
+            draining_s = await api.serve_until_drained(lifecycle, lame_duck_s=termination.lame_duck_seconds)
             drained = asyncio.ensure_future(role.drained())
-            if not await lifecycle.until(drained, drain_until_s - time.monotonic()):
+            left_s = draining_s + termination.drain_seconds - time.monotonic()
+            if not await lifecycle.until(drained, left_s):
                 log.warning("stopping before all work was done", extra={"role": self._role_name})
                 drained.cancel()
         finally:

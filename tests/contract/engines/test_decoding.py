@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowprefill.engines.protocol import DecodeSequence, Engine, SamplingParams
+from flowprefill.engines.protocol import GREEDY, DecodeSequence, Engine, SamplingParams
 from support.engine_runs import Gate, alone, blocks, in_a_thread, item, open_gate, prefill, prompt
-
-GREEDY = SamplingParams(temperature=0.0)
 
 
 def sequence(

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from flowprefill_operator.node.ports import free_ports
 from support.pods import MODEL, live_config, pod_config, until_async
 
 START = (
@@ -42,16 +43,6 @@ class PodProcess:
     async def metric(self, line_start: str) -> str | None:
         text = (await self.admin.get("/metrics")).text
         return next((line for line in text.splitlines() if line.startswith(line_start)), None)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @asynccontextmanager

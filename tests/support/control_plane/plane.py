@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from flowprefill_operator.node.ports import free_ports
 from support.control_plane.daemon import Daemon
 from support.control_plane.pki import Pki
 
@@ -174,10 +174,3 @@ class ControlPlane:
             f"--cluster-signing-cert-file={self.pki.ca}",
             f"--cluster-signing-key-file={self.pki.ca_key}",
         ]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]

@@ -8,21 +8,10 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from flowprefill.cli import app
-from flowprefill_operator.node.state import NodeStatus, PodReport, StateDir
+from flowprefill_operator.node.state import NodeStatus, StateDir
+from support.pod_reports import pod_report
 
-POD = PodReport(
-    name="first-prefill-48ab-0",
-    deployment="first-prefill-48ab",
-    role="prefill",
-    revision="48ab",
-    phase="Running",
-    ready=True,
-    terminating=False,
-    restarts=0,
-    started_at=0.0,
-    message="",
-    ports={},
-)
+POD = pod_report("first-prefill-48ab-0")
 
 
 def service(root: Path, name: str, *, ran_at: int) -> StateDir:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,22 +11,11 @@ from rich.console import Console
 from flowprefill.cli.screen import age, show
 from flowprefill_operator.node.insight import ClassView, EngineView, View
 from flowprefill_operator.node.state import NodeStatus, PodReport
+from support.pod_reports import pod_report
 
 
-def pod(name: str, *, ready: bool, phase: str = "Running", message: str = "", restarts: int = 0) -> PodReport:
-    return PodReport(
-        name=name,
-        deployment="d",
-        role="prefill",
-        revision="r1",
-        phase=phase,
-        ready=ready,
-        terminating=False,
-        restarts=restarts,
-        started_at=0.0,
-        message=message,
-        ports={"api": 41000, "admin": 41001},
-    )
+def pod(name: str, **changes: Any) -> PodReport:
+    return pod_report(name, ports={"api": 41000, "admin": 41001}, **changes)
 
 
 def screen(*pods: PodReport, last_lines: dict[str, str] | None = None, met: int = 0, missed: int = 0) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowprefill.engines.protocol import SamplingParams
+from flowprefill.engines.protocol import GREEDY, SamplingParams
 from flowprefill.execution.decode import DecodeJob
-from support.decoding import BLOCK_SIZE, GREEDY, Rig, Where
+from support.decoding import BLOCK_SIZE, Rig, Where
 
 everywhere = pytest.mark.parametrize("where", ["alone", "colocated"])
 

@@ -8,7 +8,8 @@ import pytest
 
 from flowprefill_operator.node.insight import look
 from flowprefill_operator.node.logs import note
-from flowprefill_operator.node.state import ContainerReport, NodeStatus, PodReport, StateDir
+from flowprefill_operator.node.state import ContainerReport, NodeStatus, StateDir
+from support.pod_reports import pod_report
 
 
 @pytest.mark.parametrize(
@@ -34,18 +35,12 @@ def test_the_last_line_of_a_pod_is_its_own_not_a_note_of_the_node(
         message="exited with code 3",
         log=str(path),
     )
-    pod = PodReport(
-        name="a-0",
-        deployment="a",
-        role="prefill",
-        revision="r",
+    pod = pod_report(
+        "a-0",
         phase="CrashLoopBackOff",
         ready=False,
-        terminating=False,
         restarts=1,
-        started_at=0.0,
         message="exited with code 3",
-        ports={},
         containers=(container,),
     )
     state.write_status(NodeStatus(service="a", namespace="default", pid=1, started_at=0.0, pods=(pod,)))
