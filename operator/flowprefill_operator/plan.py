@@ -17,13 +17,20 @@ from flowprefill_operator.settings import PlanSettings
 __all__ = ["Object", "plan"]
 
 
-def plan(fps: FlowPrefillService, settings: PlanSettings) -> tuple[Object, ...]:
-    """All objects of the service's present revision, in an order in which they can be applied.
+def plan(
+    fps: FlowPrefillService,
+    settings: PlanSettings,
+    *,
+    revision: str | None = None,
+    scaled_revision: str | None = None,
+) -> tuple[Object, ...]:
+    """All objects of one revision of the service, in an order in which they can be applied.
 
     What pods refer to (configuration, accounts, claims, policies) comes before the pods. A change that running pods
-    take over live changes no pod template.
+    take over live changes no pod template. `revision` names the revision (the hash of the restart-relevant spec when
+    left out), `scaled_revision` the one that autoscalers aim at while another one serves.
     """
-    context = Context(fps, settings)
+    context = Context(fps, settings, revision, scaled_revision)
     planned: list[Object | None] = [
         config_map.revision_config(context),
         config_map.live_document(context),

@@ -25,7 +25,7 @@ def horizontal_pod_autoscaler(context: Context, role: Role) -> Object | None:
             "scaleTargetRef": {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
-                "name": context.workload_name(role),
+                "name": context.scale_target(role),
             },
             "minReplicas": scaling.min_replicas,
             "maxReplicas": scaling.max_replicas,
@@ -62,7 +62,7 @@ def scaled_object(context: Context, role: Role) -> Object | None:
         "kind": "ScaledObject",
         "metadata": context.metadata(context.name(role), role),
         "spec": {
-            "scaleTargetRef": {"name": context.workload_name(role)},
+            "scaleTargetRef": {"name": context.scale_target(role)},
             "minReplicaCount": scaling.min_replicas,
             "maxReplicaCount": scaling.max_replicas,
             "advanced": {

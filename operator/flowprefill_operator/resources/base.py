@@ -27,11 +27,15 @@ class Context:
 
     service: FlowPrefillService
     settings: PlanSettings
+    named_revision: str | None = None
+    """Name of the revision; the hash of the restart-relevant spec when left out."""
+    scaled_revision: str | None = None
+    """The revision whose Deployments autoscalers aim at; `revision` itself when left out."""
 
     @cached_property
     def revision(self) -> str:
-        """Hash of the restart-relevant spec."""
-        return restart_hash(self.service)
+        """Name of the revision that is planned."""
+        return self.named_revision or restart_hash(self.service)
 
     @property
     def worker_roles(self) -> tuple[Role, ...]:
@@ -61,6 +65,11 @@ class Context:
         """Name of a role's Deployment: one a revision for workers, one for ever for the proxy, which serves
         the pods of any revision."""
         return self.name(role) if role == "proxy" else self.name(role, self.revision)
+
+    def scale_target(self, role: Role) -> str:
+        """Name of the Deployment that a role's autoscaler scales."""
+        revision = self.scaled_revision or self.revision
+        return self.name(role) if role == "proxy" else self.name(role, revision)
 
     @property
     def config_name(self) -> str:

@@ -17,7 +17,7 @@ def deployment(context: Context, role: Role) -> Object:
     """
     worker = role != "proxy"
     rollout = context.service.spec.rollout
-    metadata = context.metadata(context.workload_name(role), role, revision=worker)
+    metadata = context.metadata(context.workload_name(role), role, revision=True)
     if worker:
         metadata["annotations"] = {labels.ROLLOUT: rollout.strategy}
     spec: Object = {

@@ -1,0 +1,56 @@
+"""Credentials: the pod's own inside a cluster, the user's kubeconfig elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from flowprefill_operator.cluster.client import Cluster
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+CONNECTIONS = 64
+
+
+class NoCluster(OSError):
+    """No API server is configured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A configured client. `namespace` is the operator's own; None outside a cluster."""
+
+    configuration: Configuration
+    namespace: str | None
+
+
+async def credentials() -> Credentials:
+    """In-cluster credentials, whose token is read anew as it is rotated, or the kubeconfig's. Raises `NoCluster`."""
+    configuration = Configuration()
+    namespace = os.environ.get("POD_NAMESPACE")
+    try:
+        kube_config.load_incluster_config(client_configuration=configuration)
+        if namespace is None and NAMESPACE_FILE.is_file():
+            namespace = NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+    except kube_config.ConfigException:
+        try:
+            await kube_config.load_kube_config(client_configuration=configuration)
+        except (kube_config.ConfigException, OSError) as error:
+            raise NoCluster(
+                f"neither inside a cluster nor a usable kubeconfig ({error}); set KUBECONFIG or write ~/.kube/config"
+            ) from error
+    configuration.connection_pool_maxsize = CONNECTIONS
+    return Credentials(configuration=configuration, namespace=namespace)
+
+
+@asynccontextmanager
+async def connected(found: Credentials) -> AsyncIterator[tuple[Cluster, Any]]:
+    """A cluster and the client below it, closed at the end. The client's type has no annotations."""
+    async with ApiClient(found.configuration) as api:
+        yield Cluster(api), api

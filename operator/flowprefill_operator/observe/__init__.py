@@ -1,0 +1,1 @@
+"""What is in the cluster, cut down to what decisions read."""
