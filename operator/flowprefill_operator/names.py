@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from flowprefill_crd.labels import label_value, shortened
+
+__all__ = ["MAX_NAME", "child_name", "label_value"]
 
 MAX_NAME = 50
 """Longest name of an object. Leaves room for what Kubernetes appends to it in the names of pods and slices."""
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_HASH_DIGITS = 8
 
 
 def child_name(service: str, *suffixes: str) -> str:
@@ -22,17 +24,4 @@ def child_name(service: str, *suffixes: str) -> str:
     room = MAX_NAME - len(tail)
     if _DNS_1035.fullmatch(service) and len(service) <= room:
         return service + tail
-    return f"{_shortened(service, room)}{tail}"
-
-
-def label_value(name: str) -> str:
-    """`name` as a label value: at most 63 characters, hashed when cut."""
-    return name if len(name) <= 63 else _shortened(name, 63)
-
-
-def _shortened(name: str, room: int) -> str:
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]
-    readable = name.replace(".", "-")
-    if not readable[0].isalpha():
-        readable = f"s{readable}"
-    return f"{readable[: room - _HASH_DIGITS - 1].rstrip('-')}-{digest}"
+    return f"{shortened(service, room)}{tail}"
