@@ -41,6 +41,7 @@ def plan(
     ]
     if settings.network_policy:
         planned += [network_policy.proxy_policy(context), network_policy.worker_policy(context)]
+        planned.append(network_policy.kv_policy(context))
     planned.append(service.proxy_service(context))
     planned += [service.headless_service(context, role) for role in context.worker_roles]
     planned += [deployment(context, role) for role in context.roles]

@@ -37,17 +37,21 @@ class LocalPlaces:
 class PlanSettings:
     """Settings of the operator that shape the objects it plans.
 
-    `images` maps an engine type to the image of its pods; the proxy runs in `proxy_image`. Containers run as
-    `user_id`, and volumes belong to it. `admin_namespaces` are the namespaces (of the operator and of Prometheus)
-    that may reach admin ports; None admits every namespace. `local` is set when the pods run as processes here.
+    `images` maps an engine type to the image of its pods; the proxy runs in `proxy_image`. All pods may use
+    `image_pull_secrets` (names, in the service's namespace) besides the service's own. Containers run as `user_id`,
+    and volumes belong to it. Admin ports are open to the service's own pods, to the namespace of the operator
+    (None outside a cluster) and to `monitoring_from`, NetworkPolicyPeers as in a policy's `from`; None admits every
+    namespace. `local` is set when the pods run as processes here.
     """
 
     images: Mapping[str, str] = field(default_factory=_default_images)
     proxy_image: str = field(default_factory=lambda: _default_images()["torch"])
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
     user_id: int = 10001
     network_policy: bool = True
-    admin_namespaces: tuple[str, ...] | None = None
+    monitoring_from: tuple[Mapping[str, object], ...] | None = None
+    operator_namespace: str | None = None
     local: LocalPlaces | None = None
 
     def __post_init__(self) -> None:

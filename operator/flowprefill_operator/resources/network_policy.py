@@ -1,4 +1,4 @@
-"""Who may open which port of the pods."""
+"""Who may open which port of the pods. Policies that select one pod add up: what none of them allows is closed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 def proxy_policy(context: Context) -> Object:
-    """The API for everybody; the admin port for the service's own proxies, the operator and Prometheus."""
+    """`<name>-proxy`: the API for everybody; the admin port for the service's own pods, the operator and Prometheus."""
     number = ports(context, "proxy")
     return _policy(
-        context,
-        "proxy",
+        context.metadata(context.name("proxy"), "proxy"),
         {"matchLabels": context.selector("proxy")},
         [
             {"ports": [_port(number[labels.API_PORT])]},
@@ -24,37 +23,51 @@ def proxy_policy(context: Context) -> Object:
 
 
 def worker_policy(context: Context) -> Object:
-    """The API for the proxies alone, KV blocks for the service's own decode pods, the admin port as above."""
+    """`<name>-workers`: the API for the proxies alone, the admin port as above, in all pods that are no proxies."""
     number = ports(context, context.worker_roles[0])
-    rules: list[object] = [
-        {"ports": [_port(number[labels.API_PORT])], "from": [_pods(context.selector("proxy"))]},
-        {"ports": [_port(number[labels.ADMIN_PORT])], "from": _admin_peers(context)},
-    ]
-    if labels.KV_PORT in number:
-        rules.append({"ports": [_port(number[labels.KV_PORT])], "from": [_pods(context.selector("decode"))]})
-    roles = {"key": labels.ROLE, "operator": "In", "values": list(context.worker_roles)}
+    no_proxy = {"key": labels.ROLE, "operator": "NotIn", "values": ["proxy"]}
     return _policy(
-        context, "workers", {"matchLabels": context.selector(), "matchExpressions": [roles]}, rules
+        context.metadata(context.name("workers")),
+        {"matchLabels": context.selector(), "matchExpressions": [no_proxy]},
+        [
+            {"ports": [_port(number[labels.API_PORT])], "from": [_pods(context.selector("proxy"))]},
+            {"ports": [_port(number[labels.ADMIN_PORT])], "from": _admin_peers(context)},
+        ],
     )
 
 
-def _policy(context: Context, suffix: str, selector: Object, ingress: list[object]) -> Object:
+def kv_policy(context: Context) -> Object | None:
+    """`<name>-kv-<rev>`: KV blocks of a revision's prefill pods, for decode pods of the same revision alone.
+
+    One for each revision, so that it stays as it is while its pods live. None where prefill pods decode too.
+    """
+    if context.service.spec.mode == "Colocated":
+        return None
+    decode = _pods(context.selector("decode", revision=True))
+    return _policy(
+        context.metadata(context.name("kv", context.revision), "prefill", revision=True),
+        {"matchLabels": context.selector("prefill", revision=True)},
+        [{"ports": [_port(ports(context, "prefill")[labels.KV_PORT])], "from": [decode]}],
+    )
+
+
+def _policy(metadata: Object, selector: Object, ingress: list[object]) -> Object:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": context.metadata(context.name(suffix)),
+        "metadata": metadata,
         "spec": {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
 
 def _admin_peers(context: Context) -> list[object]:
-    namespaces = context.settings.admin_namespaces
-    if namespaces is None:
-        return [_pods(context.selector()), {"namespaceSelector": {}}]
-    if not namespaces:
-        return [_pods(context.selector())]
-    named = {"key": NAMESPACE_NAME, "operator": "In", "values": list(namespaces)}
-    return [_pods(context.selector()), {"namespaceSelector": {"matchExpressions": [named]}}]
+    settings = context.settings
+    peers: list[object] = [_pods(context.selector())]
+    if settings.monitoring_from is None:
+        return [*peers, {"namespaceSelector": {}}]
+    if settings.operator_namespace is not None:
+        peers.append({"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: settings.operator_namespace}}})
+    return [*peers, *settings.monitoring_from]
 
 
 def _pods(match_labels: dict[str, str]) -> Object:

@@ -84,10 +84,16 @@ def pod_spec(context: Context, role: Role) -> Object:
         spec["serviceAccountName"] = context.name("proxy")
     elif volumes.needs_download(context):
         spec["initContainers"] = [_model_pull(context)]
-    secrets = context.service.spec.image_pull_secrets
+    secrets = pull_secrets(context)
     if secrets:
-        spec["imagePullSecrets"] = [{"name": secret.name} for secret in secrets]
+        spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     return spec
+
+
+def pull_secrets(context: Context) -> tuple[str, ...]:
+    """Names of the Secrets that images are pulled with: the service's own, then the operator's, each once."""
+    own = (secret.name for secret in context.service.spec.image_pull_secrets)
+    return tuple(dict.fromkeys((*own, *context.settings.image_pull_secrets)))
 
 
 def _container(context: Context, role: Role) -> Object:

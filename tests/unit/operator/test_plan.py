@@ -315,37 +315,98 @@ def test_a_budget_protects_a_role_of_several_pods_and_never_ties_down_a_single_o
     assert budget["spec"]["maxUnavailable"] == 1
 
 
+def ingress(objects: list[dict[str, Any]], pod: dict[str, str]) -> dict[int, list[dict[str, Any]] | None]:
+    """For each open port of a pod with these labels, who may reach it; None is everybody.
+
+    As a cluster reads policies: what selects the pod adds up, and without any policy all would be open.
+    """
+    found: dict[int, list[dict[str, Any]] | None] = {}
+    selecting = [
+        p["spec"] for p in of_kind(objects, "NetworkPolicy") if selects(p["spec"]["podSelector"], pod)
+    ]
+    assert selecting, f"{pod} is open to all"
+    for spec in selecting:
+        assert spec["policyTypes"] == ["Ingress"]
+        for rule in spec["ingress"]:
+            for port in rule["ports"]:
+                assert port["port"] not in found, "each port is opened in one place"
+                found[port["port"]] = rule.get("from")
+    return found
+
+
+def selects(selector: dict[str, Any], pod: dict[str, str]) -> bool:
+    """Whether a label selector selects the pod."""
+    for term in selector.get("matchExpressions", ()):
+        inside = pod.get(term["key"]) in term["values"]
+        if inside != {"In": True, "NotIn": False}[term["operator"]]:
+            return False
+    return selector.get("matchLabels", {}).items() <= pod.items()
+
+
+def pod_labels(objects: list[dict[str, Any]], role: str) -> dict[str, str]:
+    found: dict[str, str] = deployments(objects)[role]["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
 def test_clients_reach_the_api_of_proxies_and_nothing_else() -> None:
     objects = planned()
-    policies = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "NetworkPolicy")}
-    proxy, workers = policies["example-proxy"]["ingress"], policies["example-workers"]["ingress"]
-    open_to_all = [p["port"] for rule in (*proxy, *workers) if "from" not in rule for p in rule["ports"]]
-    assert open_to_all == [8000]
-    from_roles = {
-        rule["ports"][0]["port"]: [
-            peer["podSelector"]["matchLabels"]["flowprefill.io/role"] for peer in rule["from"]
+    to_proxies = ingress(objects, pod_labels(objects, "proxy"))
+    assert [port for port, peers in to_proxies.items() if peers is None] == [8000]
+    for role in ("prefill", "decode"):
+        to_workers = ingress(objects, pod_labels(objects, role))
+        assert None not in to_workers.values()
+        (peer,) = to_workers[8000] or ()
+        assert list(peer) == ["podSelector"]
+        reached_from = [
+            r for r in deployments(objects) if selects(peer["podSelector"], pod_labels(objects, r))
         ]
-        for rule in workers
-        if rule["ports"][0]["port"] != 9000
-    }
-    assert from_roles == {8000: ["proxy"], 7000: ["decode"]}
+        assert reached_from == ["proxy"]
 
 
-def test_admin_ports_can_be_closed_to_all_but_named_namespaces() -> None:
-    settings = PlanSettings(admin_namespaces=("monitoring",))
+def test_kv_blocks_are_for_the_decode_pods_of_the_same_revision_alone() -> None:
+    objects = planned()
+    prefill, decode = pod_labels(objects, "prefill"), pod_labels(objects, "decode")
+    (peer,) = ingress(objects, prefill)[7000] or ()
+    assert list(peer) == ["podSelector"]
+    assert selects(peer["podSelector"], decode)
+    for other in (
+        {**decode, "flowprefill.io/revision": "0123456789"},
+        {**decode, "flowprefill.io/service": "another"},
+        prefill,
+        pod_labels(objects, "proxy"),
+        {"app": "stranger"},
+    ):
+        assert not selects(peer["podSelector"], other)
+    assert 7000 not in ingress(objects, decode)
+    assert 7000 not in ingress(objects, {**prefill, "flowprefill.io/revision": "0123456789"})
+    colocated = planned({"mode": "Colocated"})
+    assert set(ingress(colocated, pod_labels(colocated, "colocated"))) == {8000, 9000}
+
+
+MONITORING = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+OWN = {"podSelector": {"matchLabels": {"flowprefill.io/service": "example"}}}
+OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "flowprefill-system"}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (PlanSettings(), [OWN, {"namespaceSelector": {}}]),
+        (PlanSettings(monitoring_from=()), [OWN]),
+        (PlanSettings(monitoring_from=(), operator_namespace="flowprefill-system"), [OWN, OPERATOR]),
+        (
+            PlanSettings(monitoring_from=(MONITORING,), operator_namespace="flowprefill-system"),
+            [OWN, OPERATOR, MONITORING],
+        ),
+    ],
+    ids=["no-operator", "nobody-else", "operator", "operator-and-prometheus"],
+)
+def test_admin_ports_are_for_the_service_the_operator_and_who_monitors(
+    settings: PlanSettings, expected: list[dict[str, Any]]
+) -> None:
     objects = [dict(item) for item in plan(parse_service(document()), settings)]
-    for policy in of_kind(objects, "NetworkPolicy"):
-        (admin,) = [
-            rule for rule in policy["spec"]["ingress"] if rule["ports"] == [{"protocol": "TCP", "port": 9000}]
-        ]
-        namespaces = [peer["namespaceSelector"] for peer in admin["from"] if "namespaceSelector" in peer]
-        assert namespaces == [
-            {
-                "matchExpressions": [
-                    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["monitoring"]}
-                ]
-            }
-        ]
+    for role in ("prefill", "decode", "proxy"):
+        assert ingress(objects, pod_labels(objects, role))[9000] == expected
 
 
 def test_a_pod_template_changes_the_planned_container_by_its_name() -> None:
@@ -395,6 +456,19 @@ def test_images_and_pull_secrets_are_the_ones_asked_for() -> None:
     assert pod(objects, "prefill")["containers"][0]["image"] == "v:1"
     assert pod(objects, "proxy")["containers"][0]["image"] == "p:1"
     assert pod(objects, "decode")["imagePullSecrets"] == [{"name": "reg"}]
+
+
+def test_pull_secrets_of_service_and_operator_are_both_used_and_each_once() -> None:
+    body = document(merged(document()["spec"], {"imagePullSecrets": [{"name": "reg"}, {"name": "own"}]}))
+    settings = PlanSettings(image_pull_secrets=("operator", "reg"))
+    objects = [dict(item) for item in plan(parse_service(body), settings)]
+    for role in ("prefill", "decode", "proxy"):
+        assert pod(objects, role)["imagePullSecrets"] == [
+            {"name": "reg"},
+            {"name": "own"},
+            {"name": "operator"},
+        ]
+    assert "imagePullSecrets" not in pod(planned(), "proxy")
 
 
 def test_on_this_machine_proxies_find_pods_in_a_file_and_keys_where_they_lie() -> None:
