@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -16,14 +17,24 @@ from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.hosting.responses import not_served
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InUse:
+    """What a process runs with; `generation` is that of the live document in use."""
+
+    role: str
+    revision: str
+    generation: Callable[[], int]
+
+
 def admin_app(
     routes: Sequence[BaseRoute],
     *,
+    in_use: InUse,
     lifecycle: Lifecycle,
     registry: CollectorRegistry,
     before_scrape: Callable[[], None],
 ) -> FastAPI:
-    """`/metrics`, `/health` (live), `/ready`, and a role's own `routes`."""
+    """`/metrics`, `/health` (live), `/ready`, `/v1/config`, and a role's own `routes`."""
 
     async def metrics(request: Request) -> Response:
         before_scrape()
@@ -39,10 +50,16 @@ def admin_app(
         body = {"ready": lifecycle.ready, "phase": lifecycle.phase}
         return JSONResponse(body, status_code=200 if lifecycle.ready else 503)
 
+    async def config(request: Request) -> Response:
+        return JSONResponse(
+            {"role": in_use.role, "revision": in_use.revision, "generation": in_use.generation()}
+        )
+
     common = [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
+        Route("/v1/config", config, methods=["GET"]),
     ]
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*common, *routes])
     app.add_exception_handler(HTTPException, not_served)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flowprefill.clock import MonotonicClock
-from flowprefill.hosting.admin import admin_app
+from flowprefill.hosting.admin import InUse, admin_app
 from flowprefill.hosting.auth import KeyFile
 from flowprefill.hosting.documents import LiveDocument, read_pod_config
 from flowprefill.hosting.lifecycle import Lifecycle, stopped_by_signals
@@ -102,6 +102,9 @@ class Proxy:
         )
         self.admin = admin_app(
             [Route("/v1/attainment", self._attainment, methods=["GET"])],
+            in_use=InUse(
+                role="proxy", revision=settings.revision, generation=lambda: live.current.generation
+            ),
             lifecycle=self.lifecycle,
             registry=self.metrics.registry,
             before_scrape=self._show,

@@ -1,6 +1,7 @@
 """A pod from start to stop.
 
-1. Read both documents, open the admin port (`/health` is up while the model loads; a stop ends the process at once).
+1. Read both documents, follow the live one, open the admin port (`/health` and `/v1/config` answer while the model
+   loads; a stop ends the process at once).
 2. Load the engine in a thread, take or measure the predictor's profile, start the role, open the API port: ready.
 3. SIGTERM or SIGINT: lame duck, then accept nothing new and let answers end, then wait until nobody needs the pod
    (a prefill pod: until its KV is pulled or its leases have ended), all within the drain time. A second signal hurries.
@@ -23,7 +24,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from flowprefill.errors import InvalidConfiguration
-from flowprefill.hosting.admin import admin_app
+from flowprefill.hosting.admin import InUse, admin_app
 from flowprefill.hosting.auth import KeyFile
 from flowprefill.hosting.daemon import in_daemon
 from flowprefill.hosting.documents import LiveDocument, read_pod_config
@@ -126,10 +127,19 @@ class PodServer:
         lifecycle.subscribe(lambda: _phase_changed(lifecycle, metrics, states))
         self._lifecycle = lifecycle
         roles: list[Role] = []
+        self._live.subscribe(
+            changed=lambda current: _live_changed(current, roles, metrics, states),
+            refused=metrics.pod.live_document_refused,
+        )
         sockets = self._bind()
         admin = HttpServer(
             admin_app(
                 admin_routes(states=states, history=lambda: roles[0].history() if roles else {}),
+                in_use=InUse(
+                    role=self._role_name,
+                    revision=config.revision,
+                    generation=lambda: self._live.current.generation,
+                ),
                 lifecycle=lifecycle,
                 registry=metrics.registry,
                 before_scrape=lambda: _before_scrape(metrics, lifecycle, roles),
@@ -139,11 +149,13 @@ class PodServer:
         )
         with stopped_by_signals(lifecycle) if self._handle_signals else contextlib.nullcontext():
             await admin.start()
+            watching = asyncio.ensure_future(self._live.watch())
             try:
                 loaded = await self._loaded(lifecycle)
                 if loaded is not None:
                     await self._serve(loaded, lifecycle, metrics, states, roles, sockets)
             finally:
+                watching.cancel()
                 lifecycle.enter("stopped")
                 states.close()
                 await admin.stop()
@@ -239,14 +251,9 @@ class PodServer:
         )
         termination = config.termination
         api = HttpServer(app, at=sockets["api"], drain_s=termination.drain_seconds)
-        live.subscribe(
-            changed=lambda current: _live_changed(current, role, metrics, states),
-            refused=metrics.pod.live_document_refused,
-        )
-        watching = asyncio.ensure_future(live.watch())
+        roles.append(role)
         try:
             await role.start()
-            roles.append(role)
             states.build_by(role.state)
             lifecycle.probe(role.failure)
             await api.start()
@@ -260,7 +267,6 @@ class PodServer:
                 log.warning("stopping before all work was done", extra={"role": self._role_name})
                 drained.cancel()
         finally:
-            watching.cancel()
             await api.stop()
             roles.clear()
             states.build_by(
@@ -295,10 +301,12 @@ def _phase_changed(lifecycle: Lifecycle, metrics: EngineMetrics, states: StateHu
     states.changed()
 
 
-def _live_changed(live: LiveConfig, role: Role, metrics: EngineMetrics, states: StateHub) -> None:
+def _live_changed(live: LiveConfig, roles: Sequence[Role], metrics: EngineMetrics, states: StateHub) -> None:
     set_level(live.log_level)
     metrics.pod.live_generation(live.generation)
-    role.reconfigure(live)
+    metrics.scheduler.set_classes([c.name for c in live.slo_classes])
+    for role in roles:
+        role.reconfigure(live)
     states.changed()
 
 

@@ -51,7 +51,6 @@ class ScheduledPrefill:
     def reconfigure(self, live: LiveConfig) -> None:
         """Take over new live settings."""
         self.driver.reconfigure(scheduler_settings(live))
-        self._pod.metrics.scheduler.set_classes([c.name for c in live.slo_classes])
 
     def before_scrape(self) -> None:
         """Bring the scheduler's gauges up to date."""

@@ -218,6 +218,8 @@ async def test_attainment_and_probes_are_on_the_admin_port(tmp_path):
         assert list(report["classes"]) == ["chat", "batch", "strict"]
         assert report["classes"]["chat"]["met"] == 1
         assert report["classes"]["chat"]["windows"]["5m"] == {"met": 1, "missed": 0}
+        in_use = (await pair.running.http.get(pair.running.admin_url + "/v1/config")).json()
+        assert in_use == {"role": "proxy", "revision": "r1", "generation": 1}
         for path in ("/health", "/ready", "/metrics"):
             assert (await pair.running.http.get(pair.running.admin_url + path)).status_code == 200
         assert (await pair.running.http.get(pair.running.admin_url + "/v1/completions")).status_code == 404
