@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli.problems import guarded
+from flowprefill.cli.problems import BAD_INPUT, fail, guarded
 
 
 class ServeRole(StrEnum):
     prefill = "prefill"
     decode = "decode"
     colocated = "colocated"
+
+
+class Discover(StrEnum):
+    kubernetes = "kubernetes"
 
 
 Config = Annotated[
@@ -66,8 +70,15 @@ def proxy(
     config: Config,
     live: Live,
     endpoints: Annotated[
-        Path, typer.Option(help="File that lists the pods, as `flowprefill up` writes it. Watched.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File that lists the pods, as `flowprefill up` writes it. Watched."
+        ),
+    ] = None,
+    discover: Annotated[
+        Discover | None,
+        typer.Option(help="Find the pods through the API server: EndpointSlices of the service's namespace."),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     admin_port: AdminPort = 9000,
@@ -76,6 +87,12 @@ def proxy(
 
     Example: flowprefill proxy --config config.json --live live/ --endpoints endpoints.json
     """
+    if (endpoints is None) == (discover is None):
+        given = "neither" if endpoints is None else "both"
+        fail(
+            f"where are the pods? {given} came, accepted is one of --endpoints FILE and --discover kubernetes",
+            code=BAD_INPUT,
+        )
     with guarded():
         from flowprefill.proxy.main import run
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from flowprefill.metrics.control import ControlMetrics
 from flowprefill.metrics.family import Family
 
 BASE_BUCKETS_S = (
@@ -278,3 +279,4 @@ class ProxyMetrics:
         family = Family(self.registry, common)
         self.slo = SloMetrics(family, self.registry, common)
         self.router = RouterMetrics(family)
+        self.control = ControlMetrics(family)

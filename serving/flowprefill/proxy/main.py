@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.requests import Request
@@ -173,11 +175,17 @@ class Proxy:
 
 
 def run(
-    config_path: Path, live_path: Path, endpoints_path: Path, host: str, port: int, admin_port: int
+    config_path: Path,
+    live_path: Path,
+    endpoints_path: Path | None,
+    host: str,
+    port: int,
+    admin_port: int,
 ) -> int:
     """Run a proxy until SIGTERM or SIGINT; returns the process's exit status.
 
-    Raises InvalidConfiguration when a document cannot be used at the start or a port cannot be had.
+    Pods are in the file at `endpoints_path`; None: in the EndpointSlices of the service's namespace.
+    Raises InvalidConfiguration when a document or the credentials cannot be used at the start or a port cannot be had.
     """
     config = read_pod_config(config_path)
     settings = proxy_settings(config)
@@ -197,13 +205,27 @@ async def _run(
     settings: ProxySettings,
     live: LiveDocument[LiveSettings],
     keys: KeyFile | None,
-    endpoints_path: Path,
+    endpoints_path: Path | None,
     api: socket.socket,
     admin: socket.socket,
 ) -> None:
     proxy = Proxy(settings, live, keys)
-    discovery = FileDiscovery(
-        endpoints_path, refused=lambda: proxy.metrics.router.document_refused("endpoints")
-    )
-    with stopped_by_signals(proxy.lifecycle):
-        await proxy.run(discovery, api, admin)
+    async with _discovery(settings, endpoints_path, proxy.metrics) as discovery:
+        with stopped_by_signals(proxy.lifecycle):
+            await proxy.run(discovery, api, admin)
+
+
+@asynccontextmanager
+async def _discovery(
+    settings: ProxySettings, endpoints_path: Path | None, metrics: ProxyMetrics
+) -> AsyncIterator[Discovery]:
+    if endpoints_path is not None:
+        yield FileDiscovery(endpoints_path, refused=lambda: metrics.router.document_refused("endpoints"))
+        return
+    # Only here: where pods are listed in a file, the Kubernetes client is neither needed nor loaded.
+    from flowprefill.proxy.kubernetes_discovery import kubernetes_discovery
+
+    async with kubernetes_discovery(
+        namespace=settings.namespace, service=settings.service, counts=metrics.control
+    ) as discovery:
+        yield discovery
