@@ -23,6 +23,8 @@ QUANTITY_PATTERN = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkM
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
+HOSTNAME_PATTERN = rf"^([*]\.)?{DNS_SUBDOMAIN_PATTERN.removeprefix('^')}"
+
 
 class ApiObject(BaseModel):
     """An object of the API: frozen, strictly typed, and without room for unknown fields.

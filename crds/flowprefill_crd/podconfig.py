@@ -24,7 +24,7 @@ API_KEYS_FILE = "/etc/flowprefill/api-keys/keys"
 """Where pods find the API keys, one a line, when the service asks for them."""
 
 PROFILE_FILE = "/etc/flowprefill/profile/profile.json"
-"""Where prefill pods find the predictor's profile, when the service names one."""
+"""Where prefill pods find the predictor's profile, when the service names one or asks for a profiling Job."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[int, Field(ge=0)]
@@ -324,7 +324,7 @@ def pod_config(
         ),
         predictor=PodPredictor(
             warmup=spec.scheduling.predictor.warmup,
-            profile_file=None if spec.scheduling.predictor.profile_config_map is None else profile_file,
+            profile_file=profile_file if spec.scheduling.predictor.has_profile else None,
         ),
         prefill=PodPrefill(tensor_parallel_size=spec.prefill.tensor_parallel_size),
         decode=PodDecode(

@@ -26,6 +26,7 @@ LIVE: tuple[str, ...] = (
     "decode.autoscaling",
     "proxy.replicas",
     "proxy.autoscaling",
+    "proxy.httpRoute",
     "rollout",
     "upgradePolicy",
     "observability.podMonitor",

@@ -184,6 +184,45 @@ BAD_SERVICES = (
         message="portApi and portAdmin are the same",
     ),
     BadService(
+        name="class-of-a-reserved-name",
+        changes={"sloClasses": [{**_CHAT, "name": "other"}]},
+        path="spec.sloClasses[0].name",
+        message="the name other stands for requests of no class",
+    ),
+    BadService(
+        name="profile-given-and-measured",
+        changes={"scheduling": {"predictor": {"profilingJob": True, "profileConfigMap": "profile"}}},
+        path="spec.scheduling.predictor.profilingJob",
+        message="profilingJob measures what profileConfigMap holds already",
+    ),
+    BadService(
+        name="one-gateway-twice",
+        changes={"proxy": {"httpRoute": {"parentRefs": [{"name": "public"}, {"name": "public"}]}}},
+        path="spec.proxy.httpRoute.parentRefs",
+        message="two parentRefs name the same Gateway",
+    ),
+    BadService(
+        name="one-gateway-whole-and-in-part",
+        changes={
+            "proxy": {
+                "httpRoute": {
+                    "parentRefs": [
+                        {"name": "public", "namespace": "gateways"},
+                        {"name": "public", "namespace": "gateways", "sectionName": "https"},
+                    ]
+                }
+            }
+        },
+        path="spec.proxy.httpRoute.parentRefs",
+        message="two parentRefs name the same Gateway",
+    ),
+    BadService(
+        name="one-listener-twice",
+        changes={"proxy": {"httpRoute": {"parentRefs": [{"name": "public", "sectionName": "https"}] * 2}}},
+        path="spec.proxy.httpRoute.parentRefs",
+        message="two parentRefs name the same Gateway",
+    ),
+    BadService(
         name="pull-longer-than-the-lease",
         changes={"kvTransfer": {"leaseSeconds": 10}},
         path="spec.kvTransfer.timeoutSeconds",

@@ -92,7 +92,7 @@ _OTHER: dict[str, Any] = {
     "limits": {"memory": "3Gi"},
     "spec": {"nodeSelector": {"zone": "a"}},
 }
-_FIRST: dict[str, Any] = {"storage": "50Gi", "maxReplicas": 8}
+_FIRST: dict[str, Any] = {"storage": "50Gi", "maxReplicas": 8, "parentRefs": [{"name": "first"}]}
 
 # What a field needs around it to be valid, by the start of its path.
 _AROUND: dict[str, Spec] = {
@@ -117,11 +117,11 @@ def example(path: Path, node: dict[str, Any]) -> Any:
             value = node.get("default", node["minimum"]) + 1
             return value if value <= high else high - 1
         case {"type": "string"}:
-            return "other"
+            return "another"
         case {"type": "array"}:
-            return ["other"]
+            return ["another"]
         case {"type": "object", "additionalProperties": _}:
-            return {"other": "other"}
+            return {"another": "another"}
     raise AssertionError(f"no example for {text_path(path)}: {node}")
 
 

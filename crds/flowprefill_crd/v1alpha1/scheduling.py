@@ -30,15 +30,33 @@ class Ageing(ApiObject):
 class Predictor(ApiObject):
     """The prediction of prefill times, which slack and batches are computed from."""
 
+    rules: ClassVar = (
+        Rule(
+            message="profilingJob measures what profileConfigMap holds already; set one of them",
+            cel="!(self.profilingJob && has(self.profileConfigMap))",
+            holds=lambda p: not p.profiling_job or p.profile_config_map is None,
+            field="profilingJob",
+        ),
+    )
+
     online_correction: bool = True
     """Correct the prediction by the prefills completed so far. Applied live."""
 
     profile_config_map: DnsSubdomain | None = None
-    """ConfigMap with a profile under the key profile.json; pods measure their own when absent. Restarts
-    pods."""
+    """ConfigMap with a profile under the key profile.json; without it and without profilingJob each pod measures
+    its own. Restarts pods."""
+
+    profiling_job: bool = False
+    """Measure prefill times once, in a Job with the prefill pods' image and resources; prefill pods start with its
+    result. Measured again when the model, the engine, the image or these resources change. Restarts pods."""
 
     warmup: bool = True
     """Measure prefill times at the start of a pod before it is ready. Restarts pods."""
+
+    @property
+    def has_profile(self) -> bool:
+        """Whether pods start from a profile that is measured before them."""
+        return self.profiling_job or self.profile_config_map is not None
 
 
 class Scheduling(ApiObject):

@@ -13,6 +13,9 @@ from flowprefill_crd.rules import Rule, Rules, Unique
 
 MAX_MILLISECONDS = 3_600_000
 
+RESERVED_NAME = "other"
+"""The value of the label slo_class for requests that belong to no class of the spec."""
+
 Milliseconds = Annotated[int, Field(ge=1, le=MAX_MILLISECONDS)]
 
 _OBJECTIVE = r"(5[0-9]|[6-9][0-9])([.][0-9]{1,3})?"
@@ -29,6 +32,12 @@ class SloClass(ApiObject):
     """One promise: the time to first token for the requests of this class."""
 
     rules: ClassVar = (
+        Rule(
+            message=f"the name {RESERVED_NAME} stands for requests of no class in metrics; use another name",
+            cel=f"self.name != '{RESERVED_NAME}'",
+            holds=lambda c: c.name != RESERVED_NAME,
+            field="name",
+        ),
         Rule(
             message="minTtftMilliseconds is above ttftMilliseconds; use at most ttftMilliseconds",
             cel="!has(self.minTtftMilliseconds) || self.minTtftMilliseconds <= self.ttftMilliseconds",

@@ -96,6 +96,19 @@ def test_a_spec_that_breaks_one_rule_is_named_by_its_field_and_by_nothing_else(b
         {"mode": "Colocated", "decode": {"maxBatchSize": 8}},
         {"rollout": {"timeoutSeconds": 7200}, "prefill": {"startupTimeoutSeconds": 7200}},
         {"model": {"maxModelLen": 8192}, "engine": {"kvCacheTokens": 8192}},
+        {"prefill": {"nodes": 2}, "decode": {"nodes": 64}},
+        {"scheduling": {"predictor": {"profilingJob": True, "warmup": False}}},
+        {
+            "proxy": {
+                "httpRoute": {
+                    "parentRefs": [
+                        {"name": "a", "sectionName": "https"},
+                        {"name": "a", "sectionName": "http"},
+                        {"name": "a", "namespace": "b"},
+                    ]
+                }
+            }
+        },
     ],
     ids=str,
 )
@@ -126,6 +139,8 @@ def test_every_unique_list_is_a_map_or_a_set_in_the_crd() -> None:
         "prefill.resources.claims": "map",
         "decode.resources.claims": "map",
         "proxy.resources.claims": "map",
+        "proxy.httpRoute.parentRefs": "atomic",
+        "proxy.httpRoute.hostnames": "set",
         "imagePullSecrets": "map",
     }
 

@@ -1,0 +1,43 @@
+"""What a service may ask for and does not get yet is refused by its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowprefill_crd import parse_service
+from flowprefill_operator.unsupported import unsupported
+from support.services import MINIMAL_SPEC, document, merged
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields"),
+    [
+        ({"prefill": {"nodes": 2}}, ["spec.prefill.nodes is 2"]),
+        ({"decode": {"nodes": 3}}, ["spec.decode.nodes is 3"]),
+        (
+            {"prefill": {"nodes": 4}, "decode": {"nodes": 2}},
+            ["spec.prefill.nodes is 4", "spec.decode.nodes is 2"],
+        ),
+        ({"prefill": {"nodes": 2}, "mode": "Colocated"}, ["spec.prefill.nodes is 2"]),
+    ],
+    ids=str,
+)
+def test_a_role_that_spans_nodes_is_refused_by_its_field(changed: dict[str, Any], fields: list[str]) -> None:
+    found = unsupported(parse_service(document(merged(MINIMAL_SPEC, changed))))
+    assert found is not None
+    reason, message = found
+    assert reason == "MultiNodeUnsupported"
+    assert [field in message for field in fields] == [True] * len(fields)
+    assert message.endswith("use 1")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"prefill": {"nodes": 1}}, {"mode": "Colocated", "decode": {"nodes": 2}}],
+    ids=str,
+)
+def test_what_can_be_planned_is_taken(changed: dict[str, Any]) -> None:
+    """Colocated services have no decode pods, so what they say of these means nothing."""
+    assert unsupported(parse_service(document(merged(MINIMAL_SPEC, changed)))) is None
