@@ -46,6 +46,10 @@ fmt: setup ## Format the code
 crds: setup ## Write the CRD, the chart's copy and the field reference from the API types
 	@$(BIN)/python -m flowprefill_crd.generate
 
+.PHONY: chart-docs
+chart-docs: setup ## Write the chart's README and the descriptions in its values schema from values.yaml
+	@$(BIN)/python scripts/chart_docs.py
+
 .PHONY: figures
 figures: setup ## Measure the figures of SET (local) on this machine and write results/figures.json
 	@$(BIN)/flowprefill bench figures --set $(SET)
