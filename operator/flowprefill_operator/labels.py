@@ -14,14 +14,20 @@ __all__ = [
     "KV_PORT",
     "LIVE_KEY",
     "OWNER",
+    "PROFILER",
     "REVISION",
     "ROLE",
     "ROLLOUT",
     "SERVICE",
+    "PodRole",
     "Role",
 ]
 
 Role = Literal["prefill", "decode", "colocated", "proxy"]
+PodRole = Role | Literal["profiler"]
+"""The label ROLE of any pod of a service: those that serve, and the one that measures prefill times."""
+
+PROFILER: Literal["profiler"] = "profiler"
 
 OWNER = "flowprefill.io/owner-uid"
 """Uid of the service that an object was planned for."""

@@ -11,6 +11,10 @@ from flowprefill_operator.resources.autoscaler import horizontal_pod_autoscaler,
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.deployment import deployment
 from flowprefill_operator.resources.disruption_budget import disruption_budget
+from flowprefill_operator.resources.http_route import http_route
+from flowprefill_operator.resources.pod_monitor import pod_monitor
+from flowprefill_operator.resources.profile import profiler_config
+from flowprefill_operator.resources.profiling import profiling_job
 from flowprefill_operator.resources.volume_claim import model_cache_claim
 from flowprefill_operator.settings import PlanSettings
 
@@ -38,14 +42,17 @@ def plan(
         access.role(context),
         access.role_binding(context),
         model_cache_claim(context),
+        profiler_config(context),
     ]
     if settings.network_policy:
         planned += [network_policy.proxy_policy(context), network_policy.worker_policy(context)]
         planned.append(network_policy.kv_policy(context))
     planned.append(service.proxy_service(context))
     planned += [service.headless_service(context, role) for role in context.worker_roles]
+    planned.append(profiling_job(context))
     planned += [deployment(context, role) for role in context.roles]
     planned += [disruption_budget(context, role) for role in context.roles]
     planned += [horizontal_pod_autoscaler(context, role) for role in context.roles]
     planned += [scaled_object(context, role) for role in context.roles]
+    planned += [pod_monitor(context), http_route(context)]
     return tuple(item for item in planned if item is not None)

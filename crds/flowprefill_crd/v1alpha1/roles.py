@@ -142,6 +142,11 @@ class Role(ApiObject):
             return self.autoscaling.min_replicas
         return 1 if self.replicas is None else self.replicas
 
+    @property
+    def most_replicas(self) -> int:
+        """The most pods that the role may have."""
+        return self.initial_replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
 
 def _gpus_divide(role: WorkerRole) -> bool:
     gpus = role.resources.limits.get(GPU)

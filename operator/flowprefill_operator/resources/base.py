@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from flowprefill_crd import FlowPrefillService, restart_hash
 from flowprefill_crd.v1alpha1.roles import Role as RoleSpec
 from flowprefill_operator import labels
-from flowprefill_operator.labels import Role
+from flowprefill_operator.labels import PodRole, Role
 from flowprefill_operator.names import child_name, label_value
 from flowprefill_operator.settings import PlanSettings
 
@@ -83,7 +85,7 @@ class Context:
     def cache_name(self) -> str:
         return self.name("model-cache")
 
-    def selector(self, *roles: Role, revision: bool = False) -> dict[str, str]:
+    def selector(self, *roles: PodRole, revision: bool = False) -> dict[str, str]:
         """Labels that pods of the service have; with one role, those of that role."""
         found = {labels.SERVICE: label_value(self.service.metadata.name)}
         if len(roles) == 1:
@@ -92,7 +94,7 @@ class Context:
             found[labels.REVISION] = self.revision
         return found
 
-    def labels(self, role: Role | None = None, *, revision: bool = False) -> dict[str, str]:
+    def labels(self, role: PodRole | None = None, *, revision: bool = False) -> dict[str, str]:
         """Labels of an owned object or pod."""
         found = {
             "app.kubernetes.io/name": "flowprefill",
@@ -106,20 +108,24 @@ class Context:
         return found | self.selector(revision=revision)
 
     def metadata(
-        self, name: str, role: Role | None = None, *, revision: bool = False, owned: bool = True
+        self,
+        name: str,
+        role: PodRole | None = None,
+        *,
+        revision: bool = False,
+        owned: bool = True,
+        also: Mapping[str, str] = MappingProxyType({}),
     ) -> Object:
         """Name, namespace, labels and, once the service has a uid, the controller reference.
 
-        `owned=False` leaves the reference out: the object then stays when the service is deleted.
+        `owned=False` leaves the reference out: the object then stays when the service is deleted. Of the labels in
+        `also` those count that the object has no own value for.
         """
         meta = self.service.metadata
-        found: Object = {
-            "name": name,
-            "namespace": meta.namespace,
-            "labels": self.labels(role, revision=revision),
-        }
+        all_labels = {**also, **self.labels(role, revision=revision)}
+        found: Object = {"name": name, "namespace": meta.namespace, "labels": all_labels}
         if meta.uid:
-            found["labels"] = self.labels(role, revision=revision) | {labels.OWNER: meta.uid}
+            all_labels[labels.OWNER] = meta.uid
             if owned:
                 found["ownerReferences"] = [
                     {

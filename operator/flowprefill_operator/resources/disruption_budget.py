@@ -7,8 +7,8 @@ from flowprefill_operator.resources.base import Context, Object
 
 
 def disruption_budget(context: Context, role: Role) -> Object | None:
-    """At most one pod of the role leaves at a time; None for a single pod, which it would tie to its node."""
-    if context.spec_of(role).initial_replicas < 2:
+    """At most one pod of the role leaves at a time; None for a role that never has two."""
+    if context.spec_of(role).most_replicas < 2:
         return None
     return {
         "apiVersion": "policy/v1",

@@ -16,6 +16,7 @@ from flowprefill_operator.resources.base import (
     Context,
     Object,
 )
+from flowprefill_operator.resources.image import image as image
 from flowprefill_operator.resources.merge import merge
 
 GRACE_MARGIN_S = 10
@@ -127,14 +128,6 @@ def _container(context: Context, role: Role) -> Object:
     if pre_stop_s:
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": pre_stop_s}}}
     return container
-
-
-def image(context: Context, role: Role) -> str:
-    """Image of a role's pods."""
-    if role == "proxy":
-        return context.settings.proxy_image
-    engine = context.service.spec.engine
-    return engine.image or context.settings.images[engine.type]
 
 
 def ports(context: Context, role: Role) -> dict[str, int]:

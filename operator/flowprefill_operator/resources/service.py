@@ -25,6 +25,12 @@ def proxy_service(context: Context) -> Object:
     }
 
 
+def url(context: Context) -> str:
+    """Base URL of the OpenAI API for clients in the cluster."""
+    namespace, port = context.service.metadata.namespace, context.service.spec.proxy.port_api
+    return f"http://{context.name('proxy')}.{namespace}.svc:{port}/v1"
+
+
 def headless_service(context: Context, role: Role) -> Object:
     """`<name>-<role>-<rev>`: its EndpointSlices, labelled with role and revision, are what proxies watch."""
     return {

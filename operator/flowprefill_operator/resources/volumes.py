@@ -8,6 +8,7 @@ from flowprefill_crd.podconfig import API_KEYS_FILE, PROFILE_FILE
 from flowprefill_crd.v1alpha1.roles import WorkerRole
 from flowprefill_operator.labels import Role
 from flowprefill_operator.resources.base import Context, Object
+from flowprefill_operator.resources.profile import profile_source
 
 CONFIG_DIR = "/etc/flowprefill/config"
 LIVE_DIR = "/etc/flowprefill/live"
@@ -57,7 +58,7 @@ def volumes(context: Context, role: Role) -> list[object]:
     found.append(
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(context, role)}}
     )
-    profile = spec.scheduling.predictor.profile_config_map
+    profile = profile_source(context)
     if profile is not None and role != "decode":
         found.append({"name": "profile", "configMap": {"name": profile}})
     if spec.model.scheme == "pvc":
@@ -83,7 +84,7 @@ def mounts(context: Context, role: Role) -> list[object]:
             found.append(_mount("endpoints", ENDPOINTS_DIR, read_only=True))
         return found
     found.append(_mount("shm", "/dev/shm"))
-    if spec.scheduling.predictor.profile_config_map is not None and role != "decode":
+    if profile_source(context) is not None and role != "decode":
         found.append(_mount("profile", str(PurePosixPath(PROFILE_FILE).parent), read_only=True))
     if spec.model.scheme == "pvc":
         claim = spec.model.location.partition("/")[0]

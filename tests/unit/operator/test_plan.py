@@ -308,11 +308,26 @@ def test_keda_scales_on_the_load_in_pods_over_the_target_share() -> None:
     assert 'service="example"' in trigger["metadata"]["query"]
 
 
-def test_a_budget_protects_a_role_of_several_pods_and_never_ties_down_a_single_one() -> None:
-    objects = planned({"prefill": {"replicas": 1}, "decode": {"replicas": 2}})
-    (budget,) = of_kind(objects, "PodDisruptionBudget")
-    assert budget["metadata"]["labels"]["flowprefill.io/role"] == "decode"
-    assert budget["spec"]["maxUnavailable"] == 1
+def test_a_role_that_may_have_several_pods_gives_up_one_at_a_time() -> None:
+    changed = {
+        "prefill": {"replicas": 1},
+        "decode": {"replicas": 2},
+        "proxy": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+    }
+    objects = planned(changed)
+    budgets = {
+        item["metadata"]["labels"]["flowprefill.io/role"]: item["spec"]
+        for item in of_kind(objects, "PodDisruptionBudget")
+    }
+    assert set(budgets) == {"decode", "proxy"}
+    for role, budget in budgets.items():
+        assert budget["maxUnavailable"] == 1
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert [r for r in deployments(objects) if selects(budget["selector"], pod_labels(objects, r))] == [
+            role
+        ]
+    one = {"autoscaling": {"minReplicas": 1, "maxReplicas": 1}}
+    assert not of_kind(planned({"prefill": one, "decode": {"replicas": 0}}), "PodDisruptionBudget")
 
 
 def ingress(objects: list[dict[str, Any]], pod: dict[str, str]) -> dict[int, list[dict[str, Any]] | None]:
