@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,9 +92,7 @@ class Cluster:
         kind = kind_of(item)
         meta = item["metadata"]
         assert isinstance(meta, Mapping)
-        return await self._request(
-            "POST", "create", kind.resource, kind.path(meta["namespace"]), body=item
-        )
+        return await self._request("POST", "create", kind.resource, kind.path(meta["namespace"]), body=item)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
         """Delete exactly this object, what it owns in the background. Done already is done."""
@@ -146,8 +143,8 @@ class Cluster:
         )
         try:
             answer = await self._api.call_api(*prepared, _request_timeout=REQUEST_TIMEOUT_S)
-            data = await answer.read()
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ApiException) as error:
+            data: bytes = await answer.read()  # type: ignore[no-untyped-call]
+        except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
             raise no_answer(verb, resource, error) from error
         if not 200 <= answer.status <= 299:
             raise answer_error(verb, resource, answer.status, data)

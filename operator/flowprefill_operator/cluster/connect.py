@@ -35,18 +35,21 @@ async def credentials() -> Credentials:
     configuration = Configuration()
     namespace = os.environ.get("POD_NAMESPACE")
     try:
-        kube_config.load_incluster_config(client_configuration=configuration)
-        if namespace is None and NAMESPACE_FILE.is_file():
-            namespace = NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+        kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        namespace = namespace or _own_namespace()
     except kube_config.ConfigException:
         try:
-            await kube_config.load_kube_config(client_configuration=configuration)
+            await kube_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except (kube_config.ConfigException, OSError) as error:
             raise NoCluster(
                 f"neither inside a cluster nor a usable kubeconfig ({error}); set KUBECONFIG or write ~/.kube/config"
             ) from error
     configuration.connection_pool_maxsize = CONNECTIONS
     return Credentials(configuration=configuration, namespace=namespace)
+
+
+def _own_namespace() -> str | None:
+    return NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.is_file() else None
 
 
 @asynccontextmanager

@@ -146,7 +146,9 @@ def _detail(kind: Kind, item: Mapping[str, Any]) -> Detail:
     if kind == JOBS:
         return _job(item)
     if kind == RECORDS:
-        return Record(number=item.get("revision", 0), data=json.dumps(item.get("data"), separators=(",", ":")))
+        return Record(
+            number=item.get("revision", 0), data=json.dumps(item.get("data"), separators=(",", ":"))
+        )
     return None
 
 

@@ -34,6 +34,10 @@ class Store:
         """Every service that something belongs to."""
         return set(self._objects)
 
+    def uids(self) -> set[str]:
+        """Of everything that is known."""
+        return {item.uid for members in self._objects.values() for item in members.values()}
+
     def put(self, kind: Kind, item: Mapping[str, Any]) -> None:
         """The object is like this now, unless something newer is known."""
         self._put(observe(kind, item))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli import bench, figures, log_view, model, node, render, serve
+from flowprefill.cli import bench, figures, log_view, model, node, operator, render, serve
 from flowprefill.cli.problems import guarded
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command(rich_help_panel=UP)(log_view.logs)
 app.command(rich_help_panel=UP)(bench.demo)
 app.command(hidden=True)(node.supervise)
 app.command(rich_help_panel=OBJECTS)(render.render)
+app.command(rich_help_panel=OBJECTS)(operator.operator)
 app.command(rich_help_panel=POD)(serve.serve)
 app.command(rich_help_panel=POD)(serve.proxy)
 app.add_typer(figures.app, name="bench", rich_help_panel=UP)

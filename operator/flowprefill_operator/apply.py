@@ -1,0 +1,218 @@
+"""Brings the cluster to a goal: hand-overs, server-side apply of what differs, prune. Every step can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowprefill_operator import labels
+from flowprefill_operator.cluster.client import REPLICAS_MANAGER, Cluster
+from flowprefill_operator.cluster.errors import ClusterError
+from flowprefill_operator.kinds import CLAIMS, DEPLOYMENTS, Kind, kind_of
+from flowprefill_operator.observe.managed_fields import covers
+from flowprefill_operator.observe.observed import APPLIED, Observed, observe
+from flowprefill_operator.observe.store import Store
+from flowprefill_operator.resources.base import Object
+from flowprefill_operator.revisions import key_of
+from flowprefill_operator.rollout import Goal
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8
+"""Requests of one pass under way at the same time."""
+
+
+class NameConflict(ClusterError):
+    """An object of this name exists and is not the service's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One object that is not as wanted, and why."""
+
+    kind: Kind
+    name: str
+    error: ClusterError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a pass did. `absent` are wanted objects whose API is not there."""
+
+    writes: int
+    failures: tuple[Failure, ...]
+    absent: tuple[Object, ...] = ()
+
+
+class Applier:
+    """Applies goals of services. Holds what its last writes answered, and nothing that cannot be lost."""
+
+    def __init__(self, cluster: Cluster, store: Store, *, served: Callable[[Kind], bool]) -> None:
+        """`served` says whether the API of an optional kind is there."""
+        self._cluster = cluster
+        self._store = store
+        self._served = served
+        self._answers: dict[
+            str, tuple[str, str | None]
+        ] = {}  # uid of an object: hash applied, fields owned then
+
+    async def bring_about(self, goal: Goal, *, namespace: str, label: str, uid: str) -> Applied:
+        """One pass. A group waits for the one before it, and is left out when that failed."""
+        known = self._store.of((namespace, label))
+        count = _Count()
+        failures: list[Failure] = []
+        absent: list[Object] = []
+        for name, replicas in goal.hand_over.items():
+            await self._hand_over(namespace, name, replicas, count, failures)
+        for step in goal.steps:
+            present = [item for item in step if self._served(kind_of(item))]
+            absent += [item for item in step if not self._served(kind_of(item))]
+            failures += await _together(
+                [
+                    self._bring(item, known.get(key_of(item)), uid, count)
+                    for item in present
+                    if str(key_of(item)[1]) not in {f.name for f in failures if f.kind == kind_of(item)}
+                ]
+            )
+            if failures:
+                break
+        else:
+            failures += await _together([self._prune(item, count) for item in goal.prune])
+        return Applied(writes=count.writes, failures=tuple(failures), absent=tuple(absent))
+
+    def keep_only(self, uids: set[str]) -> None:
+        """Forget what was applied to objects that are gone."""
+        self._answers = {uid: answer for uid, answer in self._answers.items() if uid in uids}
+
+    async def dry_run(self, items: Sequence[Object]) -> Failure | None:
+        """What the API server would refuse of these objects, first of all."""
+        for item in items:
+            kind, name = key_of(item)
+            try:
+                await self._cluster.apply(item, force=True, dry_run=True)
+            except ClusterError as error:
+                return Failure(kind=kind, name=name, error=error)
+        return None
+
+    async def _hand_over(
+        self, namespace: str, name: str, replicas: int, count: _Count, failures: list[Failure]
+    ) -> None:
+        """Let another manager own the present number of pods too, so that dropping the field keeps it."""
+        item: Object = {
+            "apiVersion": DEPLOYMENTS.api_version,
+            "kind": DEPLOYMENTS.kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"replicas": replicas},
+        }
+        try:
+            await self._cluster.apply(item, force=True, manager=REPLICAS_MANAGER)
+            count.writes += 1
+        except ClusterError as error:
+            failures.append(Failure(kind=DEPLOYMENTS, name=name, error=error))
+
+    async def _bring(self, item: Object, known: Observed | None, uid: str, count: _Count) -> Failure | None:
+        kind, name = key_of(item)
+        marked = _marked(item)
+        if known is not None and self._as_applied(marked, known, uid):
+            return None
+        try:
+            ours = known is not None and _ours(kind, known.controller, known.labels, uid, item)
+            if not ours:
+                ours = await self._is_ours(item, uid)
+            answer = await self._cluster.apply(marked, force=ours)
+        except ClusterError as error:
+            return Failure(kind=kind, name=name, error=error)
+        count.writes += 1
+        self._store.put(kind, answer)
+        self._remember(kind, answer, marked)
+        return None
+
+    async def _is_ours(self, item: Object, uid: str) -> bool:
+        """Whether the object exists and is the service's; False when there is none. Raises `NameConflict`."""
+        kind, name = key_of(item)
+        meta: Any = item["metadata"]
+        found = await self._cluster.get(kind, meta["namespace"], name)
+        if found is None:
+            return False
+        theirs = found["metadata"]
+        controller = next(
+            (o["uid"] for o in theirs.get("ownerReferences") or () if o.get("controller")), None
+        )
+        if _ours(kind, controller, theirs.get("labels") or {}, uid, item):
+            return True
+        if "deletionTimestamp" in theirs:
+            reason, message = "BeingDeleted", f'"{name}" of an earlier owner is being deleted'
+        else:
+            reason = "NameConflict"
+            message = (
+                f'"{name}" exists already and does not belong to this service; delete or rename it, '
+                "or give the service another name"
+            )
+        raise NameConflict(verb="patch", resource=kind.resource, status=409, reason=reason, message=message)
+
+    def _as_applied(self, marked: Object, known: Observed, uid: str) -> bool:
+        """Whether the object was last applied like this and no field of it has another owner since."""
+        meta: Any = marked["metadata"]
+        if known.applied != meta["annotations"][APPLIED] or known.fields is None:
+            return False
+        if known.controller != uid and meta.get("ownerReferences"):
+            return False
+        if self._answers.get(known.uid) == (known.applied, known.fields):
+            return True
+        return covers(json.loads(known.fields), marked)
+
+    def _remember(self, kind: Kind, answer: Mapping[str, Any], marked: Object) -> None:
+        meta: Any = marked["metadata"]
+        found = observe(kind, answer)
+        self._answers[found.uid] = (meta["annotations"][APPLIED], found.fields)
+
+    async def _prune(self, item: Observed, count: _Count) -> Failure | None:
+        try:
+            await self._cluster.delete(item.kind, item.namespace, item.name, uid=item.uid)
+        except ClusterError as error:
+            return Failure(kind=item.kind, name=item.name, error=error)
+        count.writes += 1
+        self._answers.pop(item.uid, None)
+        self._store.forget(item.kind, item.namespace, item.name)
+        log.info("object pruned", extra={"kind": item.kind.kind, "object": f"{item.namespace}/{item.name}"})
+        return None
+
+
+@dataclass(slots=True)
+class _Count:
+    writes: int = 0
+
+
+async def _together(tasks: Sequence[Awaitable[Failure | None]]) -> list[Failure]:
+    """Run all, a few at a time; the failures in the order of the tasks."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Awaitable[Failure | None]) -> Failure | None:
+        async with places:
+            return await task
+
+    return [found for found in await asyncio.gather(*(one(task) for task in tasks)) if found is not None]
+
+
+def _marked(item: Object) -> Object:
+    """The object with the hash of itself as an annotation."""
+    text = json.dumps(item, sort_keys=True, separators=(",", ":"))
+    meta: Any = item["metadata"]
+    annotations = dict(meta.get("annotations") or {}) | {
+        APPLIED: hashlib.sha256(text.encode()).hexdigest()[:16]
+    }
+    return {**item, "metadata": {**meta, "annotations": annotations}}
+
+
+def _ours(kind: Kind, controller: str | None, its_labels: Mapping[str, str], uid: str, item: Object) -> bool:
+    """Whether an existing object is the service's: controlled by it, or a claim that an earlier service of this name
+    has left behind."""
+    if controller is not None:
+        return controller == uid
+    meta: Any = item["metadata"]
+    return kind == CLAIMS and its_labels.get(labels.SERVICE) == meta["labels"][labels.SERVICE]

@@ -1,0 +1,39 @@
+"""/healthz, /readyz and /metrics of the operator's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+
+def health_app(
+    metrics: CollectorRegistry, *, stalled: Callable[[], str | None], ready: Callable[[], bool]
+) -> web.Application:
+    """`stalled` tells why the process should be restarted, or None; `ready` whether it is at work or standing by."""
+
+    async def healthz(request: web.Request) -> web.Response:
+        reason = stalled()
+        return web.Response(text=reason or "ok", status=503 if reason else 200)
+
+    async def readyz(request: web.Request) -> web.Response:
+        return web.Response(text="ok" if ready() else "not synced yet", status=200 if ready() else 503)
+
+    async def show(request: web.Request) -> web.Response:
+        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        return web.Response(body=encoder(metrics), headers={"content-type": content_type})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show)])
+    return app
+
+
+async def listen(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
+    """Serve on all addresses; the runner to clean up, and the port. Raises OSError when the port is taken."""
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "0.0.0.0", port)
+    await site.start()
+    return runner, int(runner.addresses[0][1])

@@ -1,0 +1,214 @@
+"""One pass over one service: read what is known, decide, apply, tell. Idempotent; every trigger leads here.
+
+1. Parse the service, or say why not.   2. Decide the goal.   3. Bring it about.
+4. Ask pods what is not known yet.      5. Write the status, if it is another one, and Events for transitions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from flowprefill_crd import FlowPrefillService, InvalidService, parse_service
+from flowprefill_operator.apply import Applied, Applier, Failure
+from flowprefill_operator.cluster.client import Cluster
+from flowprefill_operator.cluster.errors import ClusterError, Invalid, NotFound
+from flowprefill_operator.controller.events import tell, transitions
+from flowprefill_operator.controller.metrics import OperatorMetrics
+from flowprefill_operator.controller.prober import Ask, Prober
+from flowprefill_operator.controller.queue import Key
+from flowprefill_operator.controller.services import Services, owner_of
+from flowprefill_operator.controller.surroundings import Surroundings
+from flowprefill_operator.kinds import DEPLOYMENTS, SERVICES, kind_of
+from flowprefill_operator.observe.store import Store
+from flowprefill_operator.resources.base import WORKER_ADMIN_PORT, Object
+from flowprefill_operator.rollout import PROXY, Goal, goal, scene
+from flowprefill_operator.settings import PlanSettings
+from flowprefill_operator.status.compute import as_json, status_of
+from flowprefill_operator.status.conditions import live_generation, running
+from flowprefill_operator.status.invalid import invalid_status
+from flowprefill_operator.status.view import View
+from flowprefill_operator.unsupported import unsupported
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""After how long a pass is repeated that could not bring everything about."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reconciler:
+    """The parts that a pass works with."""
+
+    cluster: Cluster
+    services: Services
+    store: Store
+    applier: Applier
+    prober: Prober
+    surroundings: Surroundings
+    settings: PlanSettings
+    metrics: OperatorMetrics
+    instance: str
+    _refused: dict[Key, tuple[str, tuple[str, str]]] = field(default_factory=dict)
+
+    async def __call__(self, key: Key) -> float | None:
+        """One pass; after how many seconds the next one is due, or None."""
+        began_s = time.perf_counter()
+        result = "error"
+        try:
+            again_s = await self._pass(key)
+            result = "ok" if again_s is None else "again"
+            return again_s
+        finally:
+            self.metrics.reconciles.labels(result).inc()
+            self.metrics.duration.observe(time.perf_counter() - began_s)
+
+    async def _pass(self, key: Key) -> float | None:
+        body = self.services.get(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self.prober.forget(key)
+            self._refused.pop(key, None)
+            return None
+        try:
+            service = parse_service(body)
+        except InvalidService as error:
+            await self._write(body, invalid_status(body, str(error), now=_now()))
+            return None
+        view = await self._act(key, service)
+        again_s = self._ask(key, view)
+        view = replace(view, reports=self.prober.reports(key))
+        status = status_of(view)
+        if await self._write(body, as_json(status)):
+            told = transitions(service.status, status)
+            await tell(self.cluster, service, told, self.instance)
+        if view.applied is not None and view.applied.failures:
+            return RETRY_S if again_s is None else min(again_s, RETRY_S)
+        return again_s
+
+    async def _act(self, key: Key, service: FlowPrefillService) -> View:
+        """Decide, and apply unless the spec is refused or paused."""
+        uid, owner = service.metadata.uid, owner_of(key)
+        self._recall(key, service)
+        observed = self.store.of(owner)
+        refusal = unsupported(service)
+        decided: Goal | None = None
+        applied: Applied | None = None
+        if refusal is None:
+            decided = goal(service, self.settings, observed, self.prober.reports(key).proven)
+            refusal = await self._template_refusal(key, service, decided)
+        if refusal is not None:
+            decided = None
+        elif decided is not None and not service.spec.paused:
+            applied = await self.applier.bring_about(
+                decided, namespace=service.metadata.namespace, label=owner[1], uid=uid
+            )
+            self.metrics.writes.inc(applied.writes)
+            for failure in applied.failures:
+                self.metrics.errors.labels(type(failure.error).__name__).inc()
+                log.warning(
+                    "object not applied",
+                    extra={
+                        "service": "/".join(key),
+                        "kind": failure.kind.kind,
+                        "object": failure.name,
+                        "reason": str(failure.error),
+                    },
+                )
+        return View(
+            service=service,
+            now=_now(),
+            scene=scene(self.store.of(owner), uid),
+            goal=decided,
+            applied=applied,
+            refusal=refusal,
+            forbidden=self.surroundings.forbidden(),
+            schema_outdated=self.surroundings.schema_outdated,
+        )
+
+    def _recall(self, key: Key, service: FlowPrefillService) -> None:
+        """A revision that the status says to have served need not prove itself again to a new operator."""
+        status = service.status
+        if status is None or status.revision is None or status.revision.current is None:
+            return
+        if any(c.type == "Available" and c.status == "True" for c in status.conditions):
+            self.prober.remember_proven(key, status.revision.current)
+
+    async def _template_refusal(
+        self, key: Key, service: FlowPrefillService, decided: Goal
+    ) -> tuple[str, str] | None:
+        """What the API server says against the user's pod templates, asked once for each new revision."""
+        spec = service.spec
+        changed = any(role.pod_template.spec for role in (spec.prefill, spec.decode, spec.proxy))
+        if not changed or decided.target.recorded is not None:
+            return None
+        known = self._refused.get(key)
+        if known is not None and known[0] == decided.target.name:
+            return known[1]
+        pods = [item for step in decided.steps for item in step if kind_of(item) == DEPLOYMENTS]
+        failure = await self.applier.dry_run(pods)
+        if failure is None or not isinstance(failure.error, Invalid):
+            return None
+        refusal = ("InvalidPodTemplate", _template_message(failure))
+        self._refused[key] = (decided.target.name, refusal)
+        return refusal
+
+    def _ask(self, key: Key, view: View) -> float | None:
+        """Have pods asked for what the status lacks; after how long to look again."""
+        port = view.service.spec.proxy.port_admin
+        pods = {
+            item.name: f"{_host(pod.ip)}:{port if pod.role == PROXY else WORKER_ADMIN_PORT}"
+            for item, pod in running(view)
+        }
+        proxies = {item.name: pods[item.name] for item, pod in running(view) if pod.role == PROXY}
+        target = None if view.goal is None else view.goal.target.name
+        ask = Ask(
+            proxies=proxies,
+            pods=pods,
+            generation=live_generation(view),
+            prove=target if view.goal is not None and view.goal.to_prove else None,
+            provers={
+                item.name: pods[item.name]
+                for item, pod in running(view)
+                if pod.role == PROXY and pod.revision == target
+            },
+        )
+        return self.prober.ask(key, ask)
+
+    async def _write(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Write the status unless it is the one that is there. Whether it was written."""
+        if status == body.get("status"):
+            return False
+        meta = body["metadata"]
+        item: Object = {
+            "apiVersion": SERVICES.api_version,
+            "kind": SERVICES.kind,
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            "status": dict(status),
+        }
+        try:
+            answer = await self.cluster.apply(item, force=True, part="status")
+        except NotFound:
+            return False  # deleted meanwhile
+        except ClusterError as error:
+            if error.status == 409:  # another service of this name
+                return False
+            raise
+        self.metrics.status_writes.inc()
+        self.services.put(answer)
+        return True
+
+
+def _template_message(failure: Failure) -> str:
+    return f"the API server refuses the pods of {failure.name} with spec.*.podTemplate merged in: {failure.error.message}"
+
+
+def _host(ip: str | None) -> str:
+    return f"[{ip}]" if ip is not None and ":" in ip else str(ip)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

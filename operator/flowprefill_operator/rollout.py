@@ -1,0 +1,335 @@
+"""From a service and what is observed of it to what is to be applied and what is to go. Pure.
+
+Surge, in steps that each wait for the one before:
+1. The new revision's workers come up beside the old ones, which serve on. The proxies stay as they are.
+2. All new workers are ready: the proxies are replaced. A proxy prefers the workers of its own revision.
+3. The last old proxy is gone and one token has gone through the new pair: the old revision goes.
+
+Recreate: the old workers go, then the new ones come, and proxies are replaced meanwhile.
+A revision that never gets ready changes nothing beyond step 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flowprefill_crd import FlowPrefillService
+from flowprefill_operator import labels
+from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
+from flowprefill_operator.observe.observed import Key, Observed, Pod, Workload
+from flowprefill_operator.plan import plan
+from flowprefill_operator.resources.base import Context, Object
+from flowprefill_operator.revisions import (
+    KEPT,
+    Revision,
+    Target,
+    as_recorded,
+    choose,
+    key_of,
+    read_records,
+    record,
+)
+from flowprefill_operator.settings import PlanSettings
+
+PROXY = "proxy"
+WORKER_ROLES = ("prefill", "decode", "colocated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the cluster is to look like next.
+
+    `steps` are groups of objects; a group is applied when the one before was. `hand_over` names Deployments whose number
+    of pods passes to an autoscaler, with the number they have now. `prune` is what goes. `serving` is the revision that
+    the proxies send requests to (None before the first is ready) and `previous` the one that the target replaces.
+    `to_prove` says whether the target itself is to be tried with one token now. `waits_for` is why a part of the target is
+    not applied yet; `unprofiled` tells that its profile is not there. `deployments` maps names of Deployments to roles.
+    """
+
+    target: Target
+    serving: str | None
+    previous: str | None
+    steps: tuple[tuple[Object, ...], ...]
+    hand_over: Mapping[str, int]
+    prune: tuple[Observed, ...]
+    to_prove: bool
+    waits_for: str | None = None
+    unprofiled: bool = False
+    deployments: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A service's objects sorted for decisions. `deployments` is by role and revision, `pods` are not yet gone."""
+
+    uid: str
+    objects: Mapping[Key, Observed]
+    deployments: Mapping[tuple[str, str], Observed]
+    pods: tuple[tuple[Observed, Pod], ...]
+
+    def workload(self, role: str, revision: str) -> Workload | None:
+        found = self.deployments.get((role, revision))
+        detail = None if found is None else found.detail
+        return detail if isinstance(detail, Workload) else None
+
+    def complete(self, role: str, revision: str) -> bool:
+        """Whether a role has exactly the pods that were asked for, all ready."""
+        found = self.deployments.get((role, revision))
+        detail = None if found is None else found.detail
+        if found is None or not isinstance(detail, Workload):
+            return False
+        return (
+            detail.generation_seen >= found.generation
+            and detail.updated >= detail.replicas
+            and detail.ready >= detail.replicas
+        )
+
+    def serves(self, revision: str, roles: Iterable[str]) -> bool:
+        """Whether a revision has a ready pod in each of its roles."""
+        present = [role for role in roles if (role, revision) in self.deployments]
+        return bool(present) and all(
+            (state := self.workload(role, revision)) is not None and state.ready > 0 for role in present
+        )
+
+
+def scene(observed: Mapping[Key, Observed], uid: str) -> Scene:
+    """What of the observed objects is the service's own."""
+    own = {key: item for key, item in observed.items() if item.controller == uid}
+    deployments = {
+        (item.labels.get(labels.ROLE, ""), item.labels.get(labels.REVISION, "")): item
+        for (kind, _), item in own.items()
+        if kind == DEPLOYMENTS
+    }
+    pods = tuple((item, item.detail) for item in observed.values() if isinstance(item.detail, Pod))
+    return Scene(uid=uid, objects=own, deployments=deployments, pods=pods)
+
+
+def goal(
+    service: FlowPrefillService,
+    settings: PlanSettings,
+    observed: Mapping[Key, Observed],
+    proven: frozenset[str],
+) -> Goal:
+    """The next step. `proven` are the revisions that have served a token."""
+    now = scene(observed, service.metadata.uid)
+    records = read_records(observed.values(), service.metadata.uid)
+    target = choose(service, settings, records)
+    previous = _previous(now, target.name, records)
+    context = Context(service, settings, target.name)
+    roles = context.worker_roles
+
+    up = all(now.complete(role, target.name) for role in roles)
+    proxies_at = _proxy_revision(now)
+    recreate = service.spec.rollout.strategy == "Recreate"
+    replace_proxies = previous is None or recreate or up or proxies_at in (None, target.name)
+    proxy_of = target.recorded if replace_proxies else records.get(previous or "")
+    if proxy_of is None:
+        replace_proxies = True
+    settled = _proxies_settled(now, target.name)
+    asleep = any(w.replicas == 0 for role in roles if (w := now.workload(role, target.name)) is not None)
+    done = previous is None or (up and settled and (asleep or target.name in proven))
+    in_the_way = recreate and any(
+        pod.role in WORKER_ROLES and pod.revision != target.name for _, pod in now.pods
+    )
+
+    scaled = target.name if done or previous is None else previous
+    planned = plan(service, settings, revision=target.name, scaled_revision=scaled)
+    profile, waits_for = _profile(context, now, planned)
+    unprofiled = waits_for is not None
+    waits_for = "the pods of the revision before to stop" if in_the_way else waits_for
+    wanted: list[Object] = []
+    for item in planned:
+        role = _role(item)
+        is_worker = kind_of(item) == DEPLOYMENTS and role in WORKER_ROLES
+        unmeasured = unprofiled and role != "decode" and key_of(item) not in now.objects
+        if not (is_worker and (in_the_way or unmeasured)):
+            wanted.append(item)
+    wanted = [
+        as_recorded(item, proxy_of if _role(item) == PROXY and not replace_proxies else target.recorded)
+        for item in wanted
+        if not (kind_of(item) == JOBS and profile is not None)
+    ]
+    if profile is not None:
+        wanted.append(profile)
+    wanted = [_same_generation(_with_replicas(item, service, now, previous), now) for item in wanted]
+    wanted.append(record(context, target, planned))
+    if previous is not None and not done:
+        wanted += _kept(records.get(previous), now, workers=not recreate)
+    hand_over = _hand_over(wanted, now)
+    keys = {key_of(item) for item in wanted}
+    return Goal(
+        target=target,
+        serving=_serving(now, target.name, previous, roles),
+        previous=None if done else previous,
+        steps=_steps(wanted),
+        hand_over=hand_over,
+        prune=tuple(_prune(now, keys, records, {target.name, previous})),
+        to_prove=up and settled and not asleep and target.name not in proven,
+        waits_for=waits_for,
+        unprofiled=unprofiled,
+        deployments={key_of(item)[1]: _role(item) for item in wanted if kind_of(item) == DEPLOYMENTS},
+    )
+
+
+def _previous(now: Scene, target: str, records: Mapping[str, Revision]) -> str | None:
+    """The revision to replace: one that serves if any does, the latest of them; None when there is no other."""
+    others = {rev for (role, rev) in now.deployments if role in WORKER_ROLES and rev != target}
+    if not others:
+        return None
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        return (now.serves(name, WORKER_ROLES), records[name].number if name in records else 0, name)
+
+    return max(others, key=rank)
+
+
+def _proxy_revision(now: Scene) -> str | None:
+    """The revision that the proxies' Deployment was last applied for."""
+    return next((rev for (role, rev) in now.deployments if role == PROXY), None)
+
+
+def _proxies_settled(now: Scene, target: str) -> bool:
+    """Whether all proxies are of the target, with none of another revision left, not even one that stops."""
+    left = any(pod.role == PROXY and pod.revision != target for _, pod in now.pods)
+    return not left and now.complete(PROXY, target)
+
+
+def _serving(now: Scene, target: str, previous: str | None, roles: Iterable[str]) -> str | None:
+    if now.serves(target, roles):
+        return target
+    if previous is not None and now.serves(previous, WORKER_ROLES):
+        return previous
+    return None
+
+
+def _profile(context: Context, now: Scene, planned: Iterable[Object]) -> tuple[Object | None, str | None]:
+    """The ConfigMap of the profiling Job, once there is one, and else what its readers wait for."""
+    job = next((item for item in planned if kind_of(item) == JOBS), None)
+    if job is None:
+        return None, None
+    from flowprefill_operator.resources.profiling import profile_config_map
+
+    name = key_of(job)[1]
+    kept = now.objects.get((CONFIG_MAPS, name))
+    if kept is not None and kept.data:
+        return profile_config_map(context, next(iter(kept.data.values()))), None
+    for item, pod in now.pods:
+        if pod.role != "profiler" or not item.name.startswith(f"{name}-"):
+            continue
+        for container in pod.containers:
+            if not container.init and container.exit_code == 0 and container.ended and container.ended[1]:
+                return profile_config_map(context, container.ended[1]), None
+    return None, "the profiling Job"
+
+
+def _role(item: Object) -> str:
+    meta = item["metadata"]
+    assert isinstance(meta, Mapping)
+    return str(meta["labels"].get(labels.ROLE, ""))
+
+
+def _with_replicas(item: Object, service: FlowPrefillService, now: Scene, previous: str | None) -> Object:
+    """A Deployment that an autoscaler owns starts with as many pods as the one that it replaces has."""
+    if kind_of(item) != DEPLOYMENTS:
+        return item
+    spec, role = item["spec"], _role(item)
+    assert isinstance(spec, Mapping)
+    if "replicas" in spec or key_of(item) in now.objects:
+        return item
+    part = {"decode": service.spec.decode, PROXY: service.spec.proxy}.get(role, service.spec.prefill)
+    scaling = part.autoscaling
+    assert scaling is not None, "only an autoscaler's Deployment is planned without replicas"
+    before = None if previous is None else now.workload(role, previous)
+    number = max(scaling.min_replicas, before.replicas if before is not None else 0)
+    return {**item, "spec": {**spec, "replicas": min(number, scaling.max_replicas)}}
+
+
+def _same_generation(item: Object, now: Scene) -> Object:
+    """The live document with the generation that pods have it under, unless it says something new."""
+    data = item.get("data")
+    known = now.objects.get(key_of(item))
+    if known is None or not isinstance(data, Mapping) or labels.LIVE_KEY not in data:
+        return item
+    old, new = known.data.get(labels.LIVE_KEY, ""), str(data[labels.LIVE_KEY])
+    return (
+        {**item, "data": dict(known.data)} if _without_generation(old) == _without_generation(new) else item
+    )
+
+
+def _without_generation(text: str) -> object:
+    try:
+        body = json.loads(text)
+        del body["generation"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return body
+
+
+def _kept(revision: Revision | None, now: Scene, *, workers: bool) -> list[Object]:
+    """What still belongs to a revision that serves on, with as many pods as it has."""
+    if revision is None:
+        return []
+    kept: list[Object] = []
+    for key, item in revision.objects.items():
+        if _role(item) == PROXY or key not in now.objects:
+            continue
+        if key[0] == DEPLOYMENTS:
+            if not workers:
+                continue
+            known = now.objects[key]
+            if isinstance(known.detail, Workload) and owns_replicas(known):
+                spec = item["spec"]
+                assert isinstance(spec, Mapping)
+                item = {**item, "spec": {**spec, "replicas": known.detail.replicas}}
+        kept.append(item)
+    return kept
+
+
+def _hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:
+    """Deployments whose replicas the operator still owns and no longer sets."""
+    found: dict[str, int] = {}
+    for item in wanted:
+        key = key_of(item)
+        known = now.objects.get(key)
+        spec = item.get("spec")
+        if key[0] != DEPLOYMENTS or known is None or not isinstance(spec, Mapping) or "replicas" in spec:
+            continue
+        if owns_replicas(known) and isinstance(known.detail, Workload):
+            found[key[1]] = known.detail.replicas
+    return found
+
+
+def owns_replicas(known: Observed) -> bool:
+    """Whether the operator is an owner of a Deployment's number of pods."""
+    fields = json.loads(known.fields) if known.fields else {}
+    return "f:replicas" in fields.get("f:spec", {})
+
+
+def _steps(wanted: Iterable[Object]) -> tuple[tuple[Object, ...], ...]:
+    """Records first, so that nothing runs that is not recorded; pods after what they refer to."""
+    first: list[Object] = []
+    middle: list[Object] = []
+    last: list[Object] = []
+    after = {DEPLOYMENTS.kind, JOBS.kind, "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject"}
+    for item in wanted:
+        kind = kind_of(item)
+        (first if kind == RECORDS else last if kind.kind in after else middle).append(item)
+    return (tuple(first), tuple(middle), tuple(last))
+
+
+def _prune(
+    now: Scene, wanted: set[Key], records: Mapping[str, Revision], in_use: set[str | None]
+) -> Iterable[Observed]:
+    """Own objects that are not wanted, but for the latest records. A claim without owner is the user's to delete."""
+    spare = sorted(
+        (r for r in records.values() if r.name not in in_use), key=lambda r: r.number, reverse=True
+    )[:KEPT]
+    kept = {r.name for r in spare} | in_use
+    for key, item in now.objects.items():
+        if key in wanted or key[0] not in OWNED or item.terminating:
+            continue
+        if key[0] == RECORDS and item.labels.get(labels.REVISION) in kept:
+            continue
+        yield item

@@ -1,0 +1,209 @@
+"""The conditions of a service: a tree whose root, Ready, is the first branch that does not hold.
+
+Ready        everything that this generation of the spec asks for is in place, and has served a token
+Available    requests are served, by this revision or by the one it replaces
+Accepted, ObjectsApplied, ProfileReady, PrefillReady, DecodeReady, ProxyReady, RolloutComplete, ConfigApplied: Ready's branches
+Reconciling, Stalled: present while true, as kstatus (sigs.k8s.io/cli-utils) reads them
+A part that the service does not have has no condition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from flowprefill_operator import labels
+from flowprefill_operator.kinds import CONFIG_MAPS, kind_of
+from flowprefill_operator.observe.observed import Job, Observed, Pod
+from flowprefill_operator.revisions import key_of
+from flowprefill_operator.rollout import PROXY, WORKER_ROLES, Goal
+from flowprefill_operator.status.failures import of_failure
+from flowprefill_operator.status.pods import role_verdict
+from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled, unknown
+from flowprefill_operator.status.view import View
+
+CONDITION_OF = {
+    "prefill": "PrefillReady",
+    "colocated": "PrefillReady",
+    "decode": "DecodeReady",
+    "proxy": "ProxyReady",
+}
+
+BRANCHES = (
+    "Accepted",
+    "ObjectsApplied",
+    "ProfileReady",
+    "PrefillReady",
+    "DecodeReady",
+    "ProxyReady",
+    "RolloutComplete",
+    "ConfigApplied",
+)
+
+
+def verdicts(view: View) -> dict[str, Verdict]:
+    """Every condition by type, in the order in which they are written."""
+    found: dict[str, Verdict] = {"Accepted": _accepted(view)}
+    if view.schema_outdated:
+        found["SchemaCurrent"] = stalled(
+            "CRDOutdated",
+            "the cluster's CustomResourceDefinition is of another release than the operator; upgrade it with the chart "
+            "(crds.create) or by kubectl apply --server-side",
+        )
+    if view.goal is not None:
+        found["ObjectsApplied"] = _objects_applied(view)
+        found |= _profile_ready(view, view.goal)
+        for role in (*_worker_roles(view), PROXY):
+            found[CONDITION_OF[role]] = role_verdict(view, role, _revision_of(view, role, view.goal))
+        found["RolloutComplete"] = _rollout_complete(view, view.goal)
+        found["ConfigApplied"] = _config_applied(view)
+        found |= _extras(view)
+    found["Available"] = _available(view)
+    ready = _ready(found)
+    if ready.status != "True":
+        broken = [v for v in found.values() if v.stalled]
+        found["Stalled" if broken else "Reconciling"] = holds(ready.reason, ready.message)
+    return {"Ready": ready} | found
+
+
+def _ready(found: Mapping[str, Verdict]) -> Verdict:
+    """The first branch that does not hold: one that needs somebody before one that takes its time."""
+    open_branches = [
+        (name, found[name]) for name in BRANCHES if name in found and found[name].status != "True"
+    ]
+    if not open_branches:
+        return holds("Serving", "one token has been served through the service as it is specified")
+    name, first = next(((n, v) for n, v in open_branches if v.stalled), open_branches[0])
+    return Verdict(status=first.status, reason=first.reason, message=f"{name}: {first.message}")
+
+
+def _accepted(view: View) -> Verdict:
+    if view.refusal is not None:
+        return stalled(*view.refusal)
+    return holds("Valid", "the spec is acted on")
+
+
+def _objects_applied(view: View) -> Verdict:
+    if view.service.spec.paused:
+        return unknown("Paused", "spec.paused is true; the cluster is left as it is")
+    if view.forbidden:
+        verb, resource = view.forbidden[0]
+        return stalled("Forbidden", f"the operator may not {verb} {resource}; grant it, as the chart does")
+    if view.applied is None:
+        return unknown("Pending", "nothing has been applied yet")
+    if view.applied.failures:
+        first, *more = view.applied.failures
+        verdict = of_failure(first)
+        rest = f" (and {len(more)} more)" if more else ""
+        return Verdict(
+            status="False", reason=verdict.reason, message=verdict.message + rest, stalled=verdict.stalled
+        )
+    return holds("Applied", "every object is as planned")
+
+
+def _profile_ready(view: View, goal: Goal) -> dict[str, Verdict]:
+    """Of a service that asks for a profiling Job."""
+    if not view.service.spec.scheduling.predictor.profiling_job:
+        return {}
+    if not goal.unprofiled:
+        return {"ProfileReady": holds("Profiled", "prefill pods start with the profile of the Job")}
+    for item in view.scene.objects.values():
+        if isinstance(item.detail, Job) and item.detail.failed is not None:
+            return {"ProfileReady": stalled("ProfilingFailed", f"Job {item.name}: {item.detail.failed}")}
+    return {"ProfileReady": pending("Profiling", "the profiling Job has not finished")}
+
+
+def _rollout_complete(view: View, goal: Goal) -> Verdict:
+    stuck = _deadline_exceeded(view, goal.target.name)
+    if stuck is not None and (goal.previous is not None or goal.serving != goal.target.name):
+        rest = f"; revision {goal.previous} keeps serving" if goal.previous is not None else ""
+        return stalled("RolloutStuck", f"revision {goal.target.name}: {stuck}{rest}")
+    if goal.previous is not None:
+        return pending("RollingOut", f"revision {goal.target.name} replaces {goal.previous}")
+    if _asleep(view, goal.target.name):
+        return stalled("ScaledToZero", "a role has no pods, so nothing can be served")
+    if goal.target.name in view.reports.proven:
+        return holds("Complete", f"revision {goal.target.name} serves")
+    if view.reports.unproven is not None and goal.to_prove:
+        return pending("RoundTripFailed", f"no token has been served yet: {view.reports.unproven}")
+    return pending("RoundTripPending", "no token has been served through prefill and decode yet")
+
+
+def _deadline_exceeded(view: View, revision: str) -> str | None:
+    for role in (*WORKER_ROLES, PROXY):
+        workload = view.scene.workload(role, revision)
+        progressing = None if workload is None else workload.conditions.get("Progressing")
+        if progressing is not None and progressing[1] == "ProgressDeadlineExceeded":
+            return progressing[2]
+    return None
+
+
+def _asleep(view: View, revision: str) -> bool:
+    states = (view.scene.workload(role, revision) for role in (*_worker_roles(view), PROXY))
+    return any(state is not None and state.replicas == 0 for state in states)
+
+
+def _config_applied(view: View) -> Verdict:
+    wanted = live_generation(view)
+    if wanted is None:
+        return pending("Pending", "there is no live configuration yet")
+    behind = [item.name for item, pod in running(view) if view.reports.generations.get(item.name) != wanted]
+    if not behind:
+        return holds("InUse", f"all pods follow generation {wanted} of the live configuration")
+    return pending(
+        "Pending",
+        f"not all pods follow generation {wanted} of the live configuration yet: {', '.join(behind[:5])}",
+    )
+
+
+def live_generation(view: View) -> int | None:
+    """The generation in the live document as it is in the cluster."""
+    for item in view.scene.objects.values():
+        if item.kind == CONFIG_MAPS and labels.LIVE_KEY in item.data:
+            try:
+                return int(json.loads(item.data[labels.LIVE_KEY])["generation"])
+            except (ValueError, KeyError, TypeError):
+                return None
+    return None
+
+
+def running(view: View) -> list[tuple[Observed, Pod]]:
+    """Ready pods that are to stay."""
+    return [(item, pod) for item, pod in view.scene.pods if pod.ready and not pod.terminating and pod.ip]
+
+
+def _available(view: View) -> Verdict:
+    proxies = [pod for _, pod in running(view) if pod.role == PROXY]
+    serving = view.serving
+    if serving is None:
+        return Verdict(status="False", reason="NoPods", message="no revision has a ready pod in each role")
+    if not proxies:
+        return Verdict(status="False", reason="NoProxy", message="no proxy is ready")
+    if serving not in view.reports.proven and (view.goal is None or view.goal.previous is None):
+        return Verdict(status="False", reason="RoundTripPending", message="no token has been served yet")
+    return holds("Serving", f"revision {serving} serves")
+
+
+def _extras(view: View) -> dict[str, Verdict]:
+    """Objects of other projects' APIs that are not there."""
+    if view.applied is None:
+        return {}
+    found: dict[str, Verdict] = {}
+    for item in view.applied.absent:
+        kind = kind_of(item)
+        about = {"ScaledObject": "AutoscalingReady", "HTTPRoute": "RouteReady"}.get(kind.kind)
+        if about is not None:
+            text = f"{kind.kind} {key_of(item)[1]} is asked for, and the cluster has no {kind.resource}"
+            found[about] = Verdict(status="False", reason="CRDNotInstalled", message=text)
+    return found
+
+
+def _worker_roles(view: View) -> tuple[str, ...]:
+    return ("colocated",) if view.service.spec.mode == "Colocated" else ("prefill", "decode")
+
+
+def _revision_of(view: View, role: str, goal: Goal) -> str:
+    """The revision whose pods a role's condition is about: the target's, but proxies are replaced last."""
+    if role != PROXY or (PROXY, goal.target.name) in view.scene.deployments:
+        return goal.target.name
+    return next((rev for (name, rev) in view.scene.deployments if name == PROXY), goal.target.name)
