@@ -33,15 +33,18 @@ WATCH_GRACE_S = 15.0
 
 MAX_REASON = 300
 
-Trouble = Literal["unauthorized", "forbidden", "refused", "connection", "timeout", "malformed"]
-TROUBLES: tuple[Trouble, ...] = (
-    "unauthorized",
-    "forbidden",
-    "refused",
-    "connection",
-    "timeout",
-    "malformed",
+BROKEN = (
+    aiohttp.ClientError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    credentials.ConfigException,
 )
+"""What the client, and reading what it brought, may raise."""
+
+Trouble = Literal["unauthorized", "forbidden", "refused", "connection", "timeout", "malformed", "unexpected"]
 
 
 class SlicesUnavailable(FlowPrefillError):
@@ -118,8 +121,17 @@ async def api_configuration() -> Configuration:
 class SliceApi:
     """The EndpointSlices of `service` in `namespace`. Raises `SlicesUnavailable` for whatever goes wrong."""
 
-    def __init__(self, api: ApiClient, *, namespace: str, service: str) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        *,
+        namespace: str,
+        service: str,
+        watch_s: tuple[int, int] = WATCH_S,
+        grace_s: float = WATCH_GRACE_S,
+    ) -> None:
         self._api = DiscoveryV1Api(api)
+        self._watch_s, self._grace_s = watch_s, grace_s
         self._namespace = namespace
         self._selector = f"{SERVICE}={label_value(service)},{ROLE}"
 
@@ -133,19 +145,19 @@ class SliceApi:
                 slices=tuple(Slice.model_validate(item) for item in body.get("items") or ()),
                 resource_version=str(body["metadata"]["resourceVersion"]),
             )
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, AttributeError) as error:
+        except BROKEN as error:
             raise _unavailable(error) from error
 
     async def watch(self, resource_version: str) -> AsyncIterator[Event]:
         """Changes after `resource_version`, until the server ends the watch. Also raises `Expired`."""
-        seconds = random.randint(*WATCH_S)
+        seconds = random.randint(*self._watch_s)
         try:
             response = await self._asked(
                 watch=True,
                 resource_version=resource_version,
                 allow_watch_bookmarks=True,
                 timeout_seconds=seconds,
-                _request_timeout=seconds + WATCH_GRACE_S,
+                _request_timeout=seconds + self._grace_s,
             )
             async with response:
                 yield Opened()
@@ -154,7 +166,7 @@ class SliceApi:
                         raise SlicesUnavailable("connection", "a watch broke off in the middle of an event")
                     if line.strip():
                         yield _event(json.loads(line))
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
+        except BROKEN as error:
             raise _unavailable(error) from error
 
     async def _asked(self, **parameters: Any) -> aiohttp.ClientResponse:  # Any: one value for each parameter
@@ -207,6 +219,8 @@ def _unavailable(error: Exception) -> SlicesUnavailable:
     match error:
         case TimeoutError():
             trouble = "timeout"
+        case credentials.ConfigException():  # the token file is empty or gone
+            trouble = "unauthorized"
         case aiohttp.ClientError() | OSError():
             trouble = "connection"
         case _:

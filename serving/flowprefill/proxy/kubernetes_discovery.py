@@ -16,6 +16,7 @@ from typing import Protocol
 
 from kubernetes.aio.client import ApiClient
 
+from flowprefill.errors import reason_of
 from flowprefill.proxy.kubernetes_api import (
     Bookmark,
     Expired,
@@ -72,6 +73,9 @@ class KubernetesDiscovery:
                 pause_s = SHORTEST_WATCH_S
             except SlicesUnavailable as error:
                 pause_s = self._failed(error)
+            except Exception as error:  # the top of discovery, which nothing ends
+                log.exception("discovery failed unexpectedly")
+                pause_s = self._failed(SlicesUnavailable("unexpected", reason_of(error)))
             if reported is None:
                 reported = ()
                 yield ()
@@ -89,7 +93,7 @@ class KubernetesDiscovery:
                 async for event in events:
                     match event:
                         case Opened():
-                            self._well()
+                            self._counts.discovery_up(True)
                             continue
                         case Stored():
                             slices[event.slice.metadata.name] = event.slice
@@ -98,18 +102,20 @@ class KubernetesDiscovery:
                         case Bookmark():
                             pass
                     version = event.resource_version
-                    self._failures = 0
+                    self._well()
                     yield slices
+            self._well()
             await asyncio.sleep(max(began_s + SHORTEST_WATCH_S - time.monotonic(), 0.0))
 
     def _well(self) -> None:
-        self._counts.discovery_up(True)
+        """A watch brought something, or ended as it should."""
+        self._failures = 0
         if self._trouble is not None:
             self._trouble = None
             log.info("pods are discovered again")
 
     def _failed(self, error: SlicesUnavailable) -> float:
-        """Tell it, once for each kind of trouble; returns the pause before the next try, in seconds."""
+        """Tell it, once until a watch went well or the kind of trouble is another; returns the next pause in seconds."""
         self._counts.discovery_failed(error.trouble)
         self._counts.discovery_up(False)
         if self._trouble != error.trouble:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from flowprefill.clock import MonotonicClock
+from flowprefill.errors import reason_of
 from flowprefill.hosting.admin import InUse, admin_app
 from flowprefill.hosting.auth import KeyFile
 from flowprefill.hosting.documents import LiveDocument, read_pod_config
@@ -128,8 +129,10 @@ class Proxy:
         """Serve on two bound sockets until stopped: lame duck, drain, done."""
         answers = HttpServer(self.api, at=api, drain_s=self.settings.drain_s)
         probes = HttpServer(self.admin, at=admin, drain_s=ADMIN_DRAIN_S)
+        following = asyncio.create_task(self._follow_discovery(discovery), name="discovery")
+        following.add_done_callback(self._discovery_ended)
         tasks = [
-            asyncio.create_task(self._follow_discovery(discovery), name="discovery"),
+            following,
             asyncio.create_task(self.live.watch(), name="live document"),
             asyncio.create_task(
                 equip(self.estimator, self.settings.model_uri, self.settings.model_revision), name="tokenizer"
@@ -158,6 +161,12 @@ class Proxy:
     async def _follow_discovery(self, discovery: Discovery) -> None:
         async for endpoints in discovery.watch():
             self.pods.update(endpoints)
+
+    def _discovery_ended(self, following: asyncio.Task[None]) -> None:
+        """A proxy that no longer hears of pods is of no use: it fails its liveness probe and is started anew."""
+        if not following.cancelled() and (error := following.exception()) is not None:
+            log.error("discovery ended", exc_info=error)
+            self.lifecycle.fail(f"discovery ended: {reason_of(error)}")
 
     def _show(self) -> None:
         waiting = dict.fromkeys(self.live.current.classes.classes, 0)
