@@ -100,9 +100,9 @@ class FakeSlicesApi:
             return JSONResponse({**listing, "items": list(self.slices.values()) or None})
         start = int(request.query_params["resourceVersion"])
         seconds = float(request.query_params["timeoutSeconds"])
-        return StreamingResponse(self._watch(start, seconds), media_type="application/json")
+        return StreamingResponse(self._watch(start, seconds, self._cut), media_type="application/json")
 
-    async def _watch(self, start: int, seconds: float) -> AsyncIterator[bytes]:
+    async def _watch(self, start: int, seconds: float, cut: asyncio.Event) -> AsyncIterator[bytes]:
         if start < self.oldest:
             status = {
                 "kind": "Status",
@@ -112,7 +112,7 @@ class FakeSlicesApi:
             }
             yield line({"type": "ERROR", "object": status})
             return
-        cut, sent = self._cut, start
+        sent = start
         end_s = asyncio.get_running_loop().time() + seconds
         while (left_s := end_s - asyncio.get_running_loop().time()) > 0 or self.quiet:
             changed = self._changed
