@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -24,15 +22,7 @@ from support.control_plane.hollow_behaviour import (
     Runs,
 )
 from support.control_plane.plane import ControlPlane
-
-WAIT_S = 60.0
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {WAIT_S:.0f} s: {what}"
-        time.sleep(0.1)
+from support.control_plane.waiting import until
 
 
 def deployment(name: str, replicas: int, *, init: bool = False) -> dict[str, Any]:
