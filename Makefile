@@ -36,7 +36,7 @@ test-no-torch: ## Run the suites that need no torch on PYTHON, in an environment
 
 .PHONY: lint
 lint: setup ## Check format, types and import rules
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/hadolint images/*/Dockerfile
 
 .PHONY: fmt
 fmt: setup ## Format the code
@@ -49,6 +49,10 @@ crds: setup ## Write the CRD, the chart's copy and the field reference from the 
 .PHONY: chart-docs
 chart-docs: setup ## Write the chart's README and the descriptions in its values schema from values.yaml
 	@$(BIN)/python scripts/chart_docs.py
+
+.PHONY: images
+images: ## Build the images with docker, podman or buildah (images/README.md has the settings)
+	@sh images/build.sh
 
 .PHONY: figures
 figures: setup ## Measure the figures of SET (local) on this machine and write results/figures.json
