@@ -12,7 +12,7 @@ from typing import Any
 
 from flowprefill_operator import labels
 from flowprefill_operator.cluster.client import REPLICAS_MANAGER, Cluster
-from flowprefill_operator.cluster.errors import ClusterError
+from flowprefill_operator.cluster.errors import ClusterError, Invalid
 from flowprefill_operator.kinds import CLAIMS, DEPLOYMENTS, Kind, kind_of
 from flowprefill_operator.observe.managed_fields import covers
 from flowprefill_operator.observe.observed import APPLIED, Observed, observe
@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 8
 """Requests of one pass under way at the same time."""
+
+
+ALLOCATED: Mapping[str, tuple[str, ...]] = {
+    "Service": ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"),
+    "Deployment": ("replicas",),
+    "PersistentVolumeClaim": ("volumeName", "volumeMode", "storageClassName"),
+    "Job": ("selector", "manualSelector", "completionMode"),
+}
+"""Fields of a spec that somebody else rightly sets: the API server, a volume binder, an autoscaler."""
 
 
 class NameConflict(ClusterError):
@@ -124,13 +133,35 @@ class Applier:
             ours = known is not None and _ours(kind, known.controller, known.labels, uid, item)
             if not ours:
                 ours = await self._is_ours(item, uid)
-            answer = await self._cluster.apply(marked, force=ours)
+            try:
+                answer = await self._cluster.apply(marked, force=ours)
+            except Invalid:
+                if known is None or "spec" not in item:
+                    raise
+                await self._repair(item)
+                answer = await self._cluster.apply(marked, force=True)
         except ClusterError as error:
             return Failure(kind=kind, name=name, error=error)
         count.writes += 1
         self._store.put(kind, answer)
         self._remember(kind, answer, marked)
         return None
+
+    async def _repair(self, item: Object) -> None:
+        """Take out what others have set and what cannot be beside the operator's own fields, such as an environment
+        variable's value beside its valueFrom: apply leaves the fields of others alone."""
+        kind, name = key_of(item)
+        meta, spec = item["metadata"], item["spec"]
+        assert isinstance(meta, Mapping)
+        assert isinstance(spec, Mapping)
+        found = await self._cluster.get(kind, str(meta["namespace"]), name)
+        if found is None:
+            return
+        kept = {key: value for key, value in found["spec"].items() if key in ALLOCATED.get(kind.kind, ())}
+        await self._cluster.replace_spec(kind, found, {**kept, **spec})
+        log.warning(
+            "foreign fields removed", extra={"kind": kind.kind, "object": f"{meta['namespace']}/{name}"}
+        )
 
     async def _is_ours(self, item: Object, uid: str) -> bool:
         """Whether the object exists and is the service's; False when there is none. Raises `NameConflict`."""

@@ -20,9 +20,13 @@ MANAGER = "flowprefill-operator"
 REPLICAS_MANAGER = "flowprefill-operator-replicas"
 """Co-owner of `spec.replicas` while the field passes from the operator to an autoscaler."""
 
+REPAIR_MANAGER = "flowprefill-operator-repair"
+"""Who takes out what server-side apply cannot: fields of others that contradict the operator's own."""
+
 REQUEST_TIMEOUT_S = 20.0
 PAGE = 500
 APPLY_TYPE = "application/apply-patch+yaml"  # JSON is YAML
+JSON_PATCH_TYPE = "application/json-patch+json"
 
 
 class Cluster:
@@ -87,6 +91,23 @@ class Cluster:
             "PATCH", "patch", resource, path, query=query, body=item, content_type=APPLY_TYPE
         )
 
+    async def replace_spec(self, kind: Kind, found: Mapping[str, Any], spec: Object) -> dict[str, Any]:
+        """Give an object as it was found another spec as a whole. `Conflict` or `Invalid` when it changed since."""
+        meta = found["metadata"]
+        changes = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]},
+            {"op": "replace", "path": "/spec", "value": spec},
+        ]
+        return await self._request(
+            "PATCH",
+            "patch",
+            kind.resource,
+            kind.path(meta["namespace"], meta["name"]),
+            query=[("fieldManager", REPAIR_MANAGER)],
+            body=changes,
+            content_type=JSON_PATCH_TYPE,
+        )
+
     async def create(self, item: Object) -> dict[str, Any]:
         """Create the object."""
         kind = kind_of(item)
@@ -130,7 +151,7 @@ class Cluster:
         path: str,
         *,
         query: Sequence[tuple[str, str]] = (),
-        body: Object | None = None,
+        body: object = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         prepared = await self._api.param_serialize(

@@ -46,7 +46,7 @@ def event(service: FlowPrefillService, condition: Condition, *, instance: str) -
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"generateName": f"{meta.name[:50].rstrip('-.')}.", "namespace": meta.namespace},
+        "metadata": {"generateName": f"{meta.name[:50].rstrip('-.')}-", "namespace": meta.namespace},
         "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "reportingController": CONTROLLER,
         "reportingInstance": instance,

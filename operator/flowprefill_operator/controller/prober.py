@@ -48,6 +48,7 @@ class _Known:
     attainment: dict[str, tuple[int, int]] | None = None
     attainment_at_s: float = -ATTAINMENT_EVERY_S
     task: asyncio.Task[None] | None = None
+    asked: bool = False
 
 
 class Prober:
@@ -72,6 +73,11 @@ class Prober:
     def remember_proven(self, key: Key, revision: str) -> None:
         """An earlier operator has seen this revision serve."""
         self._known.setdefault(key, _Known()).proven.add(revision)
+
+    def is_new(self, key: Key) -> bool:
+        """Whether pods of the service are being asked for the first time."""
+        known = self._known.get(key)
+        return known is not None and known.task is not None and not known.asked
 
     def forget(self, key: Key) -> None:
         known = self._known.pop(key, None)
@@ -127,7 +133,8 @@ class Prober:
             self._attainment(known, ask.proxies) if attainment else _nothing(),
             self._prove(known, prove, ask.provers) if prove is not None else _nothing(),
         )
-        if self.reports(key) != before:
+        first, known.asked = not known.asked, True
+        if first or self.reports(key) != before:
             self._changed(key)
 
     async def _generations(self, known: _Known, behind: Mapping[str, str]) -> None:

@@ -81,6 +81,9 @@ class Reconciler:
         view = await self._act(key, service)
         again_s = self._ask(key, view)
         view = replace(view, reports=self.prober.reports(key))
+        seen = 0 if service.status is None else service.status.observed_generation
+        if seen == service.metadata.generation and self.prober.is_new(key):
+            return again_s  # a new operator has not heard of the pods yet; what the status says holds until it has
         status = status_of(view)
         if await self._write(body, as_json(status)):
             told = transitions(service.status, status)

@@ -69,7 +69,7 @@ def _covers_list(fields: Mapping[str, Any], items: Sequence[object]) -> bool:
     for item in items:
         if isinstance(item, Mapping):
             node = next((node for keys, node in keyed if _has_keys(item, keys)), None)
-            if node is None or not _covers_mapping(node, item):
+            if node is None or not _covers(node, item):
                 return False
         elif values and json.dumps(item, separators=(",", ":")) not in values:
             return False
