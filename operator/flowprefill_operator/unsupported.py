@@ -17,4 +17,7 @@ def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
     wide = [f"spec.{role}.nodes is {nodes}" for role, nodes in roles.items() if nodes > 1]
     if not wide:
         return None
-    return MULTI_NODE, f"{' and '.join(wide)}; this release serves roles whose pods each stay on one node, use 1"
+    return (
+        MULTI_NODE,
+        f"{' and '.join(wide)}; this release serves roles whose pods each stay on one node, use 1",
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowprefill_crd import FlowPrefillService, InvalidService, Problem
 from flowprefill_crd.podconfig import PROFILE_FILE
+from flowprefill_operator.unsupported import unsupported
 
 ENGINES = ("torch", "simulated")
 """The engines whose server this package runs."""
@@ -36,12 +37,25 @@ def check(
                 f'"{spec.engine.type}" does not run on this machine; accepted here are {" and ".join(ENGINES)}',
             )
         )
+    problems += _needs_a_cluster(service)
     for path, kind, name, key in _given(service):
         missing = _missing(kind, name, key, files)
         if missing:
             problems.append((path, missing))
     if problems:
         raise InvalidService([Problem(source=source, path=path, message=text) for path, text in problems])
+
+
+def _needs_a_cluster(service: FlowPrefillService) -> Iterator[tuple[str, str]]:
+    """Field and reason of what takes more than one machine."""
+    found = unsupported(service)
+    if found is not None:
+        yield "spec", found[1]
+    if service.spec.scheduling.predictor.profiling_job:
+        yield (
+            "spec.scheduling.predictor.profilingJob",
+            "true needs a cluster, which runs the Job; use false, and each pod measures for itself at its start",
+        )
 
 
 def _given(service: FlowPrefillService) -> Iterator[tuple[str, str, str, str]]:

@@ -28,6 +28,7 @@ def test_there_are_samples() -> None:
     assert [path.stem for path in SAMPLES] == [
         "baseline-fcfs",
         "colocated",
+        "gpu-simulated",
         "quickstart",
         "two-prefill",
         "vllm-gpu",

@@ -12,6 +12,8 @@ import pytest
 
 from flowprefill_crd import LiveConfig, PodConfig, load_services, parse_service, restart_hash
 from flowprefill_operator.plan import plan
+from flowprefill_operator.resources.base import Context
+from flowprefill_operator.resources.service import url
 from flowprefill_operator.settings import LocalPlaces, PlanSettings
 from support.services import changes, document, merged
 
@@ -422,6 +424,20 @@ def test_admin_ports_are_for_the_service_the_operator_and_who_monitors(
     objects = [dict(item) for item in plan(parse_service(document()), settings)]
     for role in ("prefill", "decode", "proxy"):
         assert ingress(objects, pod_labels(objects, role))[9000] == expected
+
+
+def test_the_annotated_service_reports_the_address_that_is_planned_for_it() -> None:
+    (service,) = load_services(SAMPLES[0].parents[2] / "docs" / "reference" / "annotated-service.yaml")
+    assert service.status is not None
+    assert url(Context(service, PlanSettings())) == service.status.url
+    (clients,) = [
+        item
+        for item in of_kind([dict(o) for o in plan(service, PlanSettings())], "Service")
+        if item["spec"].get("clusterIP") != "None"
+    ]
+    name, namespace = clients["metadata"]["name"], clients["metadata"]["namespace"]
+    (port,) = clients["spec"]["ports"]
+    assert service.status.url == f"http://{name}.{namespace}.svc:{port['port']}/v1"
 
 
 def test_a_pod_template_changes_the_planned_container_by_its_name() -> None:

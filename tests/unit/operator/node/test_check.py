@@ -66,6 +66,16 @@ def test_a_profile_that_is_not_there_is_refused() -> None:
     assert "FOLDER/measured/profile.json" in found["spec.scheduling.predictor.profileConfigMap"]
 
 
+def test_what_takes_a_cluster_is_refused_with_what_to_do() -> None:
+    found = problems({"prefill": {"nodes": 2}})
+    assert list(found) == ["spec"]
+    assert "spec.prefill.nodes is 2" in found["spec"]
+    (field, reason), *others = problems({"scheduling": {"predictor": {"profilingJob": True}}}).items()
+    assert (field, others) == ("spec.scheduling.predictor.profilingJob", [])
+    assert reason.startswith("true needs a cluster")
+    assert "use false" in reason
+
+
 def test_only_a_running_service_may_be_paused() -> None:
     assert set(problems({"paused": True})) == {"spec.paused"}
     assert problems({"paused": True}, running=True) == {}
