@@ -134,6 +134,13 @@ class Cluster:
             return False
         return any(entry.get("name") == kind.plural for entry in found.get("resources", ()))
 
+    async def try_watch(self, kind: Kind, *, namespace: str | None, labels: str | None, since: str) -> None:
+        """Watch for a second. Raises `Forbidden` when that is not allowed."""
+        query = [("watch", "true"), ("timeoutSeconds", "1"), ("resourceVersion", since)]
+        if labels is not None:
+            query.append(("labelSelector", labels))
+        await self._send("GET", "watch", kind.resource, kind.path(namespace), query=query)
+
     async def crd(self) -> dict[str, Any] | None:
         """The CustomResourceDefinition of services as it is served."""
         try:
@@ -154,6 +161,23 @@ class Cluster:
         body: object = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
+        data = await self._send(
+            method, verb, resource, path, query=query, body=body, content_type=content_type
+        )
+        found: dict[str, Any] = json.loads(data)
+        return found
+
+    async def _send(
+        self,
+        method: str,
+        verb: str,
+        resource: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> bytes:
         prepared = await self._api.param_serialize(
             method,
             path,
@@ -169,5 +193,4 @@ class Cluster:
             raise no_answer(verb, resource, error) from error
         if not 200 <= answer.status <= 299:
             raise answer_error(verb, resource, answer.status, data)
-        found: dict[str, Any] = json.loads(data)
-        return found
+        return data

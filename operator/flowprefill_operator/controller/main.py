@@ -23,6 +23,7 @@ from flowprefill_operator.config import OperatorConfig
 from flowprefill_operator.controller.handlers import quieten, registry, settings
 from flowprefill_operator.controller.http import health_app, listen
 from flowprefill_operator.controller.metrics import OperatorMetrics
+from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.prober import Prober
 from flowprefill_operator.controller.queue import WorkQueue
 from flowprefill_operator.controller.reconcile import Reconciler
@@ -55,6 +56,7 @@ class Operator:
         self.queue = WorkQueue()
         self.store = Store(self._changed)
         self.prober = Prober(http, self.queue.add)
+        mounts = Mounts(cluster)
         applier = Applier(cluster, self.store, served=self.surroundings.serves)
         self.reconciler = Reconciler(
             cluster=cluster,
@@ -62,6 +64,7 @@ class Operator:
             store=self.store,
             applier=applier,
             prober=self.prober,
+            mounts=mounts,
             surroundings=self.surroundings,
             settings=config.plan_settings(namespace=found.namespace),
             metrics=self.metrics,
@@ -72,6 +75,7 @@ class Operator:
             services=self.services,
             store=self.store,
             applier=applier,
+            mounts=mounts,
             queue=self.queue,
             surroundings=self.surroundings,
             metrics=self.metrics,

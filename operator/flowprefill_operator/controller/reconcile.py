@@ -19,6 +19,7 @@ from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.errors import ClusterError, Invalid, NotFound
 from flowprefill_operator.controller.events import tell, transitions
 from flowprefill_operator.controller.metrics import OperatorMetrics
+from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.prober import Ask, Prober
 from flowprefill_operator.controller.queue import Key
 from flowprefill_operator.controller.services import Services, owner_of
@@ -49,6 +50,7 @@ class Reconciler:
     store: Store
     applier: Applier
     prober: Prober
+    mounts: Mounts
     surroundings: Surroundings
     settings: PlanSettings
     metrics: OperatorMetrics
@@ -80,7 +82,9 @@ class Reconciler:
             return None
         view = await self._act(key, service)
         again_s = self._ask(key, view)
-        view = replace(view, reports=self.prober.reports(key))
+        mounts, look_s = await self.mounts.unmounted(view.scene.pods)
+        again_s = min((s for s in (again_s, look_s) if s is not None), default=None)
+        view = replace(view, reports=replace(self.prober.reports(key), mounts=mounts))
         seen = 0 if service.status is None else service.status.observed_generation
         if seen == service.metadata.generation and self.prober.is_new(key):
             return again_s  # a new operator has not heard of the pods yet; what the status says holds until it has

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flowprefill_crd.crd import HASH_ANNOTATION
@@ -14,6 +15,7 @@ from flowprefill_operator.apply import Applier
 from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.errors import ClusterError, Forbidden, NotFound
 from flowprefill_operator.controller.metrics import OperatorMetrics
+from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.queue import WorkQueue
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
@@ -26,6 +28,7 @@ SELECTOR = "app.kubernetes.io/managed-by=flowprefill-operator,flowprefill.io/ser
 """What the operator's own objects and their pods carry. Every list and watch is narrowed to it by the server."""
 
 FIRST_RETRY_S = 1.0
+WATCHES_AT_ONCE = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class Resync:
     services: Services
     store: Store
     applier: Applier
+    mounts: Mounts
     queue: WorkQueue
     surroundings: Surroundings
     metrics: OperatorMetrics
@@ -62,36 +66,60 @@ class Resync:
             if kind.optional:
                 await self._look_for(kind)
         first = not self.surroundings.synced
-        for kind in (SERVICES, *WATCHED):
-            if not self.surroundings.serves(kind):
-                continue
-            news = 0
-            for namespace in self.namespaces or (None,):
-                news += await self._list(kind, namespace)
+        kinds = [kind for kind in (SERVICES, *WATCHED) if self.surroundings.serves(kind)]
+        places = [(kind, namespace) for kind in kinds for namespace in self.namespaces or (None,)]
+        versions: dict[tuple[Kind, str | None], str] = {}
+        for kind, namespace in places:
+            news, version = await self._list(kind, namespace)
             if news and not first:
                 self.metrics.missed.inc(news)
+            if version is not None:
+                versions[kind, namespace] = version
         self.surroundings.looked.set()
-        self.applier.keep_only(self.store.uids())
+        await self._try_watches(versions)
+        known = self.store.uids()
+        self.applier.keep_only(known)
+        self.mounts.keep_only(known)
         self._count()
         for key in self.services:
             self.queue.add(key)
 
-    async def _list(self, kind: Kind, namespace: str | None) -> int:
+    async def _list(self, kind: Kind, namespace: str | None) -> tuple[int, str | None]:
+        """How much of what there is was news, and the version of the list; None when there is none to be had."""
         try:
-            items, version = await self.cluster.list(
-                kind, namespace=namespace, labels=None if kind == SERVICES else SELECTOR
-            )
+            items, version = await self.cluster.list(kind, namespace=namespace, labels=_selector(kind))
         except Forbidden as error:
             self.surroundings.deny("list", kind)
             log.warning("kind cannot be listed", extra={"resource": kind.resource, "reason": error.message})
-            return 0
+            return 0, None
         except NotFound:
-            return 0
+            return 0, None
         self.surroundings.allow("list", kind)
         if kind == SERVICES:
             self.services.replace(items, version, namespace)
-            return 0
-        return self.store.replace(kind, items, version, namespace=namespace)
+            return 0, version
+        return self.store.replace(kind, items, version, namespace=namespace), version
+
+    async def _try_watches(self, versions: Mapping[tuple[Kind, str | None], str]) -> None:
+        """Find out which kinds may be watched: a watch that is refused for ever is only a line in kopf's log."""
+        places = asyncio.Semaphore(WATCHES_AT_ONCE)
+
+        async def allowed(kind: Kind, namespace: str | None, since: str) -> bool:
+            try:
+                async with places:
+                    await self.cluster.try_watch(
+                        kind, namespace=namespace, labels=_selector(kind), since=since
+                    )
+            except Forbidden:
+                return False
+            except ClusterError:
+                return True
+            return True
+
+        found = await asyncio.gather(*(allowed(*at, since) for at, since in versions.items()))
+        refused = {kind for (kind, _), fine in zip(versions, found, strict=True) if not fine}
+        for kind in {kind for kind, _ in versions}:
+            (self.surroundings.deny if kind in refused else self.surroundings.allow)("watch", kind)
 
     async def _look_for(self, kind: Kind) -> None:
         served = await self.cluster.serves(kind)
@@ -119,6 +147,10 @@ class Resync:
         for status in ("True", "False", "Unknown"):
             self.metrics.services.labels(status).set(ready[status])
         self.metrics.queued.set(len(self.queue))
+
+
+def _selector(kind: Kind) -> str | None:
+    return None if kind == SERVICES else SELECTOR
 
 
 def _ready(body: object) -> str:
