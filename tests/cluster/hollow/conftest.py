@@ -1,4 +1,4 @@
-"""One control plane for the whole folder, one hollow node for each module, one namespace for each case."""
+"""One control plane for the whole folder, one node and one operator for each module, one namespace for each case."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from support.control_plane.assets import assets
 from support.control_plane.hollow import HollowNode
+from support.control_plane.operated import Operated, operated
 from support.control_plane.plane import ControlPlane
 
 _numbers = itertools.count(1)
@@ -25,17 +26,30 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    """An operator at work."""
+    with operated(plane, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def node(plane: ControlPlane) -> Iterator[HollowNode]:
-    """A node that runs every pod at once unless a case says otherwise."""
-    with HollowNode(plane, gpus=1000) as node:
+    """A node without an operator."""
+    with HollowNode(plane) as node:
         yield node
 
 
 @pytest.fixture
-def namespace(plane: ControlPlane, node: HollowNode) -> Iterator[str]:
-    """A namespace of the case's own, deleted behind it; its rules of the node are taken back."""
+def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the case's own, deleted behind it; its rules and faults are taken back."""
     name = f"case-{next(_numbers)}"
     plane.kubectl("create", "namespace", name)
     yield name
-    node.forget_all()
+    for used in ("node", "cluster"):
+        if used in request.fixturenames:
+            found = request.getfixturevalue(used)
+            node = found.node if isinstance(found, Operated) else found
+            node.forget_all()
+            if isinstance(found, Operated):
+                found.faulty.heal()
     plane.kubectl("delete", "namespace", name, "--wait=false")

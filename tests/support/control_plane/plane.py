@@ -7,7 +7,9 @@ import os
 import ssl
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import httpx
 
 from flowprefill_operator.node.ports import free_ports
 from support.control_plane.daemon import Daemon
-from support.control_plane.pki import Pki
+from support.control_plane.pki import AGGREGATOR, Pki
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -28,19 +30,36 @@ AUDIT_POLICY = {
 KUBECTL_S = 120.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where the programs run. `prefix` starts each of them, as in `nsenter --net=...`.
+
+    `address` is where this process reaches the API server. `advertised` is where pods reach it; None where there are
+    none, and then the Service `kubernetes` has no endpoint. `users` are more users, see `pki.USERS`.
+    """
+
+    prefix: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    advertised: str | None = None
+    users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
 class ControlPlane:
     """etcd, API server, controller manager and scheduler on free ports of 127.0.0.1, RBAC on."""
 
-    def __init__(self, assets: Path, folder: Path) -> None:
+    def __init__(self, assets: Path, folder: Path, surroundings: Surroundings | None = None) -> None:
         """`assets` holds the programs, `folder` (must not exist) everything that they write."""
+        self._surroundings = surroundings or Surroundings()
         self._assets = assets
         self._folder = folder
         self._running = ExitStack()
         etcd, peer, api, self._manager_port, self._scheduler_port = free_ports(5)
         self._etcd, self._peer = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
         self._api_port = api
-        self.url = f"https://127.0.0.1:{api}"
-        self.pki = Pki.create(folder / "pki", self.url)
+        around = self._surroundings
+        self.url = f"https://{around.address}:{api}"
+        addresses = {around.address, around.advertised or around.address} - {"127.0.0.1"}
+        self.pki = Pki.create(folder / "pki", self.url, addresses=sorted(addresses), users=around.users)
         self._http = httpx.Client(
             base_url=self.url,
             headers={"authorization": "Bearer admin-token"},
@@ -107,7 +126,8 @@ class ControlPlane:
         return found
 
     def _start(self, program: str, *flags: str, ready: str | None = None) -> None:
-        daemon = Daemon(program, [str(self._assets / program), *flags], self._folder / f"{program}.log")
+        argv = [*self._surroundings.prefix, str(self._assets / program), *flags]
+        daemon = Daemon(program, argv, self._folder / f"{program}.log")
         self._running.callback(daemon.stop)
         daemon.start(lambda: ready is None or self._answers(ready))
 
@@ -132,9 +152,7 @@ class ControlPlane:
         certificate, key = self.pki.server
         return [
             f"--etcd-servers={self._etcd}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
+            *self._address_flags(),
             f"--secure-port={self._api_port}",
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
@@ -149,6 +167,34 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={self.pki.service_account_key}",
             f"--service-account-key-file={self.pki.service_account_key}",
+            *self._client_flags(),
+        ]
+
+    def _address_flags(self) -> list[str]:
+        advertised = self._surroundings.advertised
+        if advertised is None:
+            return [
+                "--bind-address=127.0.0.1",
+                "--advertise-address=127.0.0.1",
+                "--endpoint-reconciler-type=none",
+            ]
+        return ["--bind-address=0.0.0.0", f"--advertise-address={advertised}"]
+
+    def _client_flags(self) -> list[str]:
+        """How the API server calls kubelets and the API services behind it."""
+        aggregator, aggregator_key = self.pki.aggregator
+        kubelet, kubelet_key = self.pki.kubelet_client
+        return [
+            f"--proxy-client-cert-file={aggregator}",
+            f"--proxy-client-key-file={aggregator_key}",
+            f"--requestheader-client-ca-file={self.pki.ca}",
+            f"--requestheader-allowed-names={AGGREGATOR}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--kubelet-client-certificate={kubelet}",
+            f"--kubelet-client-key={kubelet_key}",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def _controller_flags(self, user: str, port: int) -> list[str]:
