@@ -47,6 +47,10 @@ class KeyFile:
             found |= hmac.compare_digest(digest, presented)
         return found
 
+    def one(self) -> str:
+        """The first key, read from the file now and kept nowhere. Raises `InvalidConfiguration`."""
+        return _read_keys(self._file)[0]
+
     def _reload(self) -> None:
         now_s = self._now_s()
         if now_s - self._checked_s < RECHECK_S:
@@ -96,6 +100,10 @@ async def _refuse(send: Send, *, missing: bool) -> None:
 
 
 def _read_digests(file: WatchedFile) -> tuple[bytes, ...]:
+    return tuple(_digest(key) for key in _read_keys(file))
+
+
+def _read_keys(file: WatchedFile) -> list[str]:
     try:
         lines = file.read().splitlines()
     except InvalidConfiguration as error:
@@ -105,7 +113,7 @@ def _read_digests(file: WatchedFile) -> tuple[bytes, ...]:
         raise InvalidConfiguration(
             f"API key file {file.path} holds {len(keys)} keys; accepted are 1 to {MAX_KEYS}"
         )
-    return tuple(_digest(key) for key in keys)
+    return keys
 
 
 def _digest(key: str) -> bytes:

@@ -32,6 +32,7 @@ from flowprefill.proxy.estimate import Estimator
 from flowprefill.proxy.exchange import Services
 from flowprefill.proxy.pods import PodTable
 from flowprefill.proxy.record import Ledger
+from flowprefill.proxy.round_trip import RoundTrips
 from flowprefill.proxy.settings import LiveSettings, ProxySettings, live_settings, proxy_settings
 from flowprefill.proxy.tokenizing import equip
 from flowprefill.proxy.upstream import KVReleases, new_client
@@ -96,6 +97,13 @@ class Proxy:
             )
             for api in ("completions", "chat")
         )
+        self.round_trips = RoundTrips(
+            services,
+            self.metrics.control,
+            served_name=settings.served_name,
+            api_key=lambda: None if keys is None else keys.one(),
+            limit_s=settings.round_trip_s,
+        )
         self.api = api_app(
             settings=settings,
             lifecycle=self.lifecycle,
@@ -104,7 +112,10 @@ class Proxy:
             keys=keys,
         )
         self.admin = admin_app(
-            [Route("/v1/attainment", self._attainment, methods=["GET"])],
+            [
+                Route("/v1/attainment", self._attainment, methods=["GET"]),
+                Route("/v1/round-trip", self.round_trips.answer, methods=["POST"]),
+            ],
             in_use=InUse(
                 role="proxy", revision=settings.revision, generation=lambda: live.current.generation
             ),

@@ -101,6 +101,16 @@ class PodTable:
         """A prediction from some pod, for pods that report none."""
         return next((w.pod.coefficients for w in self._first.values() if w.pod.coefficients), None)
 
+    def pick_first(self, revision: str) -> Endpoint | None:
+        """The prefill (or colocated) pod of this revision with the fewest requests of ours; None when none is ready."""
+
+        def order(pod: Pod) -> tuple[bool, bool, int, str]:
+            taking = pod.state is None or (pod.state.ready and not pod.state.draining)
+            return pod.suspect, not taking, len(pod.outstanding), pod.name
+
+        pods = [pod for pod in self.candidates() if pod.revision == revision]
+        return self.endpoint(min(pods, key=order).name) if pods else None
+
     def pick_decode(self, revision: str, avoid: frozenset[str] = frozenset()) -> DecodePod | None:
         """The decode pod of this revision with the fewest sequences of ours; `avoid` only when no other is left."""
         found = next((r for r in self.revisions if r.name == revision), None)

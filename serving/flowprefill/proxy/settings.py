@@ -14,7 +14,8 @@ class ProxySettings:
     """What holds from start to stop. Times in seconds, sizes in bytes.
 
     `pod_wait_s` bounds how long a request waits for any pod to appear; `connect_timeout_s` the making of one
-    connection to a pod; `request_timeout_s` a whole request, from complete body to last byte.
+    connection to a pod; `request_timeout_s` a whole request, from complete body to last byte; `round_trip_s` a round
+    trip that the operator asks for.
     """
 
     service: str
@@ -32,6 +33,7 @@ class ProxySettings:
     request_timeout_s: float = 600.0
     pod_wait_s: float = 5.0
     connect_timeout_s: float = 5.0
+    round_trip_s: float = 30.0
     max_connections: int = 10_000
     lame_duck_s: float = 5.0
     drain_s: float = 60.0
