@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowprefill.cli import bench, figures, log_view, model, node, operator, render, serve
+from flowprefill.cli import bench, figures, log_view, model, node, operator, profile, render, serve
 from flowprefill.cli.problems import guarded
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command(rich_help_panel=OBJECTS)(render.render)
 app.command(rich_help_panel=OBJECTS)(operator.operator)
 app.command(rich_help_panel=POD)(serve.serve)
 app.command(rich_help_panel=POD)(serve.proxy)
+app.command(rich_help_panel=POD)(profile.profile)
 app.add_typer(figures.app, name="bench", rich_help_panel=UP)
 app.add_typer(model.app, name="model", rich_help_panel=POD)
 

@@ -16,7 +16,7 @@ from support.services import document
 
 RUN = CliRunner()
 SAMPLES = Path(__file__).parents[3] / "crds" / "samples"
-COMMANDS = ["up", "down", "status", "logs", "render", "demo", "serve", "proxy", "model pull", "version"]
+COMMANDS = ["up", "down", "status", "logs", "render", "demo", "serve", "proxy", "profile", "model pull", "version"]
 
 
 @pytest.fixture
