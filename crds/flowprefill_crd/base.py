@@ -23,6 +23,7 @@ QUANTITY_PATTERN = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkM
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 HOSTNAME_PATTERN = rf"^([*]\.)?{DNS_SUBDOMAIN_PATTERN.removeprefix('^')}"
 
 
@@ -86,6 +87,13 @@ DnsSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, m
 
 SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
 """A key of a Secret or ConfigMap."""
+
+
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
+"""A key of a label or annotation: a name of at most 63 characters, behind a DNS name and a slash or not."""
+
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+"""A value of a label."""
 
 
 class SecretKeyRef(ApiObject):

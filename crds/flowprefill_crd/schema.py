@@ -10,7 +10,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from flowprefill_crd.base import DNS_LABEL_PATTERN, DNS_SUBDOMAIN_PATTERN, HOSTNAME_PATTERN
+from flowprefill_crd.base import (
+    DNS_LABEL_PATTERN,
+    DNS_SUBDOMAIN_PATTERN,
+    HOSTNAME_PATTERN,
+    LABEL_VALUE_PATTERN,
+)
 from flowprefill_crd.v1alpha1.service import FlowPrefillService
 
 # JSON schema nodes are plain JSON, hence `Any` for their values.
@@ -21,6 +26,7 @@ _DROPPED = frozenset({"title", "examples", "$defs", "additionalProperties"})
 _PATTERN_WORDS = {
     DNS_LABEL_PATTERN: "lower-case letters, digits and dashes",
     DNS_SUBDOMAIN_PATTERN: "lower-case letters, digits, dashes and dots",
+    LABEL_VALUE_PATTERN: "letters, digits, dashes, dots and underscores, with a letter or digit at both ends",
     HOSTNAME_PATTERN: "a host name in lower case, with *. before it for all below it",
 }
 

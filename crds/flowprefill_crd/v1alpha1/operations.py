@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from flowprefill_crd.base import ApiObject, DnsSubdomain, SecretKey
+from flowprefill_crd.base import ApiObject, DnsSubdomain, LabelKey, LabelValue, SecretKey
 from flowprefill_crd.rules import Rule
 
 UpgradePolicy = Literal["Manual", "Automatic"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "text"]
 
-LabelMap = Annotated[
-    dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=317)],
-        Annotated[str, StringConstraints(max_length=63)],
-    ],
-    Field(max_length=16),
-]
+LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=16)]
 
 
 class KvTransfer(ApiObject):

@@ -6,19 +6,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, WithJsonSchema
 
-from flowprefill_crd.base import HOSTNAME_PATTERN, ApiObject, DnsLabel, DnsSubdomain, Quantity
+from flowprefill_crd.base import (
+    HOSTNAME_PATTERN,
+    ApiObject,
+    DnsLabel,
+    DnsSubdomain,
+    LabelKey,
+    LabelValue,
+    Quantity,
+)
 from flowprefill_crd.rules import Rule, Rules, Unique
 
 GPU = "nvidia.com/gpu"
 
 ResourceName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Quantities = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
-StringMap = Annotated[
-    dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=317)],
-        Annotated[str, StringConstraints(max_length=4096)],
-    ],
-    Field(max_length=64),
+PodLabels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+PodAnnotations = Annotated[
+    dict[LabelKey, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)
 ]
 
 
@@ -48,10 +53,10 @@ class Resources(ApiObject):
 class PodMetadata(ApiObject):
     """Labels and annotations for the pods of one role."""
 
-    labels: StringMap = Field(default_factory=dict)
+    labels: PodLabels = Field(default_factory=dict)
     """Further labels; those under flowprefill.io/ and app.kubernetes.io/ are the operator's. Restarts pods."""
 
-    annotations: StringMap = Field(default_factory=dict)
+    annotations: PodAnnotations = Field(default_factory=dict)
     """Further annotations. Restarts pods."""
 
 

@@ -43,6 +43,8 @@ def outside(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "maxItems", [options[i % len(options)] for i in range(node["maxItems"] + 1)]
     if "maxProperties" in node:
         yield "maxProperties", {f"key{i}": "1" for i in range(node["maxProperties"] + 1)}
+        for kind, value in outside(node["additionalProperties"]):
+            yield f"value-{kind}", {"key": value}
 
 
 def parts(name: str) -> tuple[str | int, ...]:
