@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 
 def _default_images() -> dict[str, str]:
@@ -58,3 +58,8 @@ class PlanSettings:
         missing = {"torch", "simulated", "vllm"} - set(self.images)
         if missing:
             raise ValueError(f"images has no entry for engine {', '.join(sorted(missing))}")
+
+    def pinned(self, images: Mapping[str, str]) -> Self:
+        """These settings with the images of a revision, by role of its pods, in place of this release's."""
+        (worker,) = {image for role, image in images.items() if role != "proxy"}
+        return replace(self, images=dict.fromkeys(self.images, worker), proxy_image=images["proxy"])

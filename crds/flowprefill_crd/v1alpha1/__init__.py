@@ -23,8 +23,6 @@ from flowprefill_crd.v1alpha1.operations import (
 from flowprefill_crd.v1alpha1.roles import (
     Autoscaling,
     Decode,
-    HttpRoute,
-    ParentRef,
     PodMetadata,
     PodTemplate,
     Prefill,
@@ -34,6 +32,7 @@ from flowprefill_crd.v1alpha1.roles import (
     Role,
     WorkerRole,
 )
+from flowprefill_crd.v1alpha1.route import HttpRoute, ParentRef
 from flowprefill_crd.v1alpha1.scheduling import Ageing, Policy, Predictor, Preemption, Scheduling
 from flowprefill_crd.v1alpha1.service import (
     API_VERSION,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import cast
 
@@ -76,6 +76,19 @@ def profile_config_map(context: Context, text: str) -> Object:
         "metadata": context.metadata(profile_name(context), labels.PROFILER),
         "data": {PROFILE_KEY: text},
     }
+
+
+def profiles_of(objects: Iterable[Object]) -> frozenset[str]:
+    """Names of the ConfigMaps that pods of these Deployments start from: what has to stay while they may start."""
+    return frozenset(
+        str(_mapping(volume["configMap"])["name"])
+        for item in objects
+        if item["kind"] == "Deployment"
+        for volume in _items(
+            _mapping(_mapping(_mapping(item["spec"])["template"])["spec"]).get("volumes", [])
+        )
+        if volume.get("name") == "profile" and "configMap" in volume
+    )
 
 
 def _template(context: Context) -> Object:

@@ -9,7 +9,7 @@ import pytest
 from flowprefill_crd import PodConfig, parse_service
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context
-from flowprefill_operator.resources.profiling import profile_config_map
+from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
 from flowprefill_operator.settings import PlanSettings
 from support.services import MINIMAL_SPEC, document, merged
 
@@ -185,6 +185,22 @@ def test_what_the_times_depend_on_asks_for_another_measurement(changed: dict[str
 def test_another_image_of_the_engine_asks_for_another_measurement() -> None:
     newer = PlanSettings(images={"torch": "t:2", "simulated": "s:2", "vllm": "v:2"})
     assert job(planned({}, newer))["metadata"]["name"] != job(planned({}))["metadata"]["name"]
+
+
+def test_a_revision_that_keeps_its_images_keeps_its_profile_under_a_newer_operator() -> None:
+    older = PlanSettings(images={"torch": "t:1", "simulated": "s:1", "vllm": "v:1"}, proxy_image="p:1")
+    newer = PlanSettings(images={"torch": "t:2", "simulated": "s:2", "vllm": "v:2"}, proxy_image="p:2")
+    assert planned({}, newer) != planned({}, older)
+    recorded = {"prefill": "t:1", "decode": "t:1", "proxy": "p:1"}
+    assert planned({}, newer.pinned(recorded)) == planned({}, older)
+
+
+def test_the_profiles_that_deployments_need_are_told_from_their_pods() -> None:
+    objects = planned({})
+    assert profiles_of(objects) == {job(objects)["metadata"]["name"]}
+    given = {"scheduling": {"predictor": {"profilingJob": False, "profileConfigMap": "given"}}}
+    assert profiles_of(planned(given)) == {"given"}
+    assert profiles_of(plan(parse_service(document()), PlanSettings())) == frozenset()
 
 
 @pytest.mark.parametrize(
