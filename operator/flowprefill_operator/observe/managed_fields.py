@@ -55,7 +55,7 @@ def _covers(fields: Mapping[str, Any], value: object) -> bool:
 
 def _covers_mapping(fields: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     for key, child in value.items():
-        if child is None or child == {} or child == []:
+        if child is None or child == []:
             continue
         node = fields.get(f"f:{key}")
         if node is None or not _covers(node, child):
