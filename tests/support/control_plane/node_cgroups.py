@@ -1,0 +1,62 @@
+"""The control groups of a node, for both versions of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+EMPTY_S = 10.0
+
+
+class NodeCgroups:
+    """The groups below which a kubelet keeps those of its pods.
+
+    With version 1 they are a node's own, so that several nodes may run. With version 2 they are the kubelet's usual
+    ones, because a group that hands out controllers has rules that depend on what is above it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_v2 = (MOUNT / "cgroup.controllers").is_file()
+        self._name = "kubepods" if self.is_v2 else name
+
+    @property
+    def root(self) -> str:
+        """The kubelet's `cgroupRoot`."""
+        return "" if self.is_v2 else f"/{self._name}"
+
+    def create(self) -> None:
+        if self.is_v2:
+            return
+        for directory in self._directories():
+            directory.mkdir(exist_ok=True)
+            if directory.parent.name.startswith("cpuset"):
+                for value in ("cpuset.cpus", "cpuset.mems"):
+                    (directory / value).write_text((directory.parent / value).read_text())
+
+    def remove(self) -> None:
+        """End what still runs in them and remove them."""
+        for top in self._directories():
+            if not top.is_dir():
+                continue
+            groups = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
+            end_s = time.monotonic() + EMPTY_S
+            for group in (*groups, top):
+                while group.is_dir() and time.monotonic() < end_s:
+                    for pid in (group / "cgroup.procs").read_text().split():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
+                        break
+                    time.sleep(0.05)
+
+    def _directories(self) -> list[Path]:
+        if self.is_v2:
+            return [MOUNT / self._name]
+        # `cgroup.procs` marks a hierarchy; links such as cpu -> cpu,cpuacct would name it twice.
+        found = (path for path in sorted(MOUNT.iterdir()) if not path.is_symlink())
+        return [path / self._name for path in found if (path / "cgroup.procs").is_file()]

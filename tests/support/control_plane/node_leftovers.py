@@ -1,0 +1,73 @@
+"""What a kubelet changes outside its folder, and how it is put back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from support.control_plane.node_network import command
+
+SYSCTLS = ("kernel.panic", "kernel.panic_on_oops", "vm.overcommit_memory")
+"""What a kubelet sets for the whole machine."""
+POD_LOG_LINKS = Path("/var/log/containers")
+DEVICE_PLUGINS = Path("/var/lib/kubelet")
+"""Where a kubelet listens for device plugins, whatever its root directory is."""
+_SAVED = Path("/run/flowprefill-test-nodes")
+
+
+class Sysctls:
+    """The machine's settings as they were before the first node that runs now."""
+
+    def __init__(self) -> None:
+        self._file = _SAVED / str(os.getpid())
+
+    def save(self) -> None:
+        _SAVED.mkdir(exist_ok=True)
+        for other in _SAVED.iterdir():
+            if not Path("/proc", other.name).is_dir():
+                other.unlink(missing_ok=True)
+        others = sorted(_SAVED.iterdir())
+        if others:
+            self._file.write_text(others[0].read_text())
+        else:
+            self._file.write_text("".join(f"{name}={_value(name)}\n" for name in SYSCTLS))
+
+    def restore(self) -> None:
+        for line in self._file.read_text().splitlines():
+            command("sysctl", "-qw", line, check=False)
+        self._file.unlink()
+        with contextlib.suppress(OSError):
+            _SAVED.rmdir()
+
+
+class DevicePlugins:
+    """The kubelet's folder for device plugins, removed again where there was none."""
+
+    def __init__(self) -> None:
+        self._found = DEVICE_PLUGINS.exists()
+
+    def restore(self) -> None:
+        if not self._found:
+            shutil.rmtree(DEVICE_PLUGINS, ignore_errors=True)
+
+
+def unmount_below(folder: Path) -> None:
+    """Unmount everything that is mounted in a folder."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in sorted((p for p in points if Path(p).is_relative_to(folder)), reverse=True):
+        command("umount", "--lazy", point, check=False)
+
+
+def remove_log_links(folder: Path) -> None:
+    """Remove the kubelet's links to logs below `folder`."""
+    with contextlib.suppress(OSError):
+        for link in POD_LOG_LINKS.iterdir():
+            if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):
+                link.unlink()
+        POD_LOG_LINKS.rmdir()
+
+
+def _value(name: str) -> str:
+    return Path("/proc/sys", *name.split(".")).read_text().strip()
