@@ -21,6 +21,7 @@ from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RE
 from flowprefill_operator.observe.observed import Key, Observed, Pod, Workload
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
+from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
 from flowprefill_operator.revisions import (
     KEPT,
     Revision,
@@ -117,6 +118,8 @@ def goal(
     records = read_records(observed.values(), service.metadata.uid)
     target = choose(service, settings, records)
     previous = _previous(now, target.name, records)
+    if target.recorded is not None:
+        settings = settings.pinned(target.recorded.images)
     context = Context(service, settings, target.name)
     roles = context.worker_roles
 
@@ -158,7 +161,7 @@ def goal(
     if previous is not None and not done:
         wanted += _kept(records.get(previous), now, workers=not recreate)
     hand_over = _hand_over(wanted, now)
-    keys = {key_of(item) for item in wanted}
+    keys = {key_of(item) for item in wanted} | {(CONFIG_MAPS, name) for name in profiles_of(wanted)}
     return Goal(
         target=target,
         serving=_serving(now, target.name, previous, roles),
@@ -209,8 +212,6 @@ def _profile(context: Context, now: Scene, planned: Iterable[Object]) -> tuple[O
     job = next((item for item in planned if kind_of(item) == JOBS), None)
     if job is None:
         return None, None
-    from flowprefill_operator.resources.profiling import profile_config_map
-
     name = key_of(job)[1]
     kept = now.objects.get((CONFIG_MAPS, name))
     if kept is not None and kept.data:
@@ -308,14 +309,15 @@ def owns_replicas(known: Observed) -> bool:
 
 
 def _steps(wanted: Iterable[Object]) -> tuple[tuple[Object, ...], ...]:
-    """Records first, so that nothing runs that is not recorded; pods after what they refer to."""
+    """Records first, so that nothing runs that is not recorded; everything after what it refers to."""
     first: list[Object] = []
     middle: list[Object] = []
     last: list[Object] = []
+    before = {RECORDS.kind, "Role"}  # a RoleBinding is refused while its Role is not there
     after = {DEPLOYMENTS.kind, JOBS.kind, "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject"}
     for item in wanted:
         kind = kind_of(item)
-        (first if kind == RECORDS else last if kind.kind in after else middle).append(item)
+        (first if kind.kind in before else last if kind.kind in after else middle).append(item)
     return (tuple(first), tuple(middle), tuple(last))
 
 

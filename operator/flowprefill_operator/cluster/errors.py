@@ -73,6 +73,8 @@ def _type(status: int, reason: str, message: str) -> type[ClusterError]:
             return Conflict
         case 400 | 415 | 422:
             return Invalid
+        case 500 if "failed to create typed patch object" in message:
+            return Invalid  # how server-side apply answers a field of a wrong type
         case _:
             return Unavailable
 

@@ -6,7 +6,7 @@ kopf's other ways to react (timers, daemons, deletion handlers) would put a fina
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -56,9 +56,15 @@ def _plain(record: logging.LogRecord) -> bool:
 
 
 def registry(
-    services: Services, store: Store, queue: WorkQueue, configuration: Configuration
+    services: Services,
+    store: Store,
+    queue: WorkQueue,
+    configuration: Configuration,
+    *,
+    stopping: Callable[[], None],
 ) -> kopf.OperatorRegistry:
-    """The handlers: one for services, one for every kind of object that belongs to them."""
+    """The handlers: one for services, one for every kind of object that belongs to them. `stopping` is called when kopf
+    has been told to stop."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, registry=handlers)
@@ -74,6 +80,10 @@ def registry(
 
     for kind in WATCHED:
         _watch(kind, store, handlers)
+
+    @kopf.on.cleanup(registry=handlers)
+    async def cleanup(**_: Any) -> None:
+        stopping()
 
     @kopf.on.login(registry=handlers)
     async def login(**_: Any) -> kopf.ConnectionInfo:

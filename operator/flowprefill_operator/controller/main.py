@@ -90,31 +90,35 @@ class Operator:
         self.standing_by = False
         self.metrics.leader.set(1)
         clusterwide = not self.config.namespaces
-        tasks = [
+        own = [
             asyncio.create_task(self.resync.run(), name="resync"),
             asyncio.create_task(self._passes(), name="passes"),
-            asyncio.create_task(
-                kopf.operator(
-                    registry=registry(self.services, self.store, self.queue, self._configuration),
-                    settings=settings(clusterwide=clusterwide),
-                    clusterwide=clusterwide,
-                    namespaces=self.config.namespaces,
-                    standalone=True,
-                    stop_flag=stop,
-                ),
-                name="kopf",
-            ),
+            asyncio.create_task(stop.wait(), name="stop"),
         ]
+        handlers = registry(self.services, self.store, self.queue, self._configuration, stopping=stop.set)
+        watches = asyncio.create_task(
+            kopf.operator(
+                registry=handlers,
+                settings=settings(clusterwide=clusterwide),
+                clusterwide=clusterwide,
+                namespaces=self.config.namespaces,
+                standalone=True,
+                stop_flag=stop,
+            ),
+            name="kopf",
+        )
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*own, watches], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
+            # Our own tasks first: at its end kopf waits for every task that began after it.
             stop.set()
-            for task in tasks[:2]:
+            for task in own:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*own, return_exceptions=True)
             await self.prober.close()
+            await asyncio.gather(watches, return_exceptions=True)
             self.metrics.leader.set(0)
 
     def stalled(self) -> str | None:
