@@ -166,7 +166,8 @@ def goal(
         target=target,
         serving=_serving(now, target.name, previous, roles),
         previous=None if done else previous,
-        steps=_steps(wanted),
+        # A Job's pods cannot be changed: one that is there runs to its end as it is.
+        steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
         hand_over=hand_over,
         prune=tuple(_prune(now, keys, records, {target.name, previous})),
         to_prove=up and settled and not asleep and target.name not in proven,

@@ -13,8 +13,10 @@ from flowprefill_crd.v1alpha1 import (
     RolesStatus,
     RoleStatus,
 )
-from flowprefill_operator.names import child_name
+from flowprefill_operator.resources.base import Context
+from flowprefill_operator.resources.service import url
 from flowprefill_operator.rollout import PROXY
+from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.conditions import verdicts
 from flowprefill_operator.status.pods import LOADING, members, pod_verdict
 from flowprefill_operator.status.view import View
@@ -48,7 +50,7 @@ def status_of(view: View) -> Status:
         observed_generation=generation,
         conditions=tuple(conditions),
         revision=_revision(view),
-        url=None if goal is None else _url(view),
+        url=None if goal is None else url(Context(view.service, PlanSettings())),
         roles=_roles(view),
         loading_since=_loading_since(view),
         slo_attainment=attainment,
@@ -70,12 +72,6 @@ def _revision(view: View) -> RevisionStatus | None:
     target = view.goal.target.name
     current = view.goal.previous or (target if view.goal.serving == target else None)
     return RevisionStatus(current=current, updating=None if current == target else target)
-
-
-def _url(view: View) -> str:
-    meta = view.service.metadata
-    name = child_name(meta.name, PROXY)
-    return f"http://{name}.{meta.namespace}.svc:{view.service.spec.proxy.port_api}/v1"
 
 
 def _roles(view: View) -> RolesStatus | None:
