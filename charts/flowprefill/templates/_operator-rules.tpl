@@ -47,9 +47,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+# list: why a pod cannot mount a volume is told by an Event alone.
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 # Held only to be granted: the proxies of a service discover their pods.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
