@@ -107,7 +107,7 @@ class Node:
         )
 
     def _start(self) -> None:
-        sysctls = Sysctls()
+        sysctls = Sysctls(self._network.name)
         sysctls.save()
         undo = self._running.callback
         undo(sysctls.restore)

@@ -20,13 +20,14 @@ _SAVED = Path("/run/flowprefill-test-nodes")
 class Sysctls:
     """The machine's settings as they were before the first node that runs now."""
 
-    def __init__(self) -> None:
-        self._file = _SAVED / str(os.getpid())
+    def __init__(self, name: str) -> None:
+        """`name` is the node's; its second part is the number of this process."""
+        self._file = _SAVED / name
 
     def save(self) -> None:
         _SAVED.mkdir(exist_ok=True)
         for other in _SAVED.iterdir():
-            if not Path("/proc", other.name).is_dir():
+            if not Path("/proc", other.name.split("-")[1]).is_dir():
                 other.unlink(missing_ok=True)
         others = sorted(_SAVED.iterdir())
         if others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,8 @@ BRIDGE_ADDRESS = "10.244.0.1"
 DNS_ADDRESS = "10.96.0.10"
 COMMAND_S = 30.0
 
+_numbers = itertools.count(1)
+
 
 class NodeNetwork:
     """A namespace with a bridge for pods, and a pair of interfaces over which this process reaches the API server.
@@ -22,11 +25,12 @@ class NodeNetwork:
 
     def __init__(self, folder: Path) -> None:
         """`folder` exists and takes the file that names the cluster's DNS server."""
-        self.name = f"fpnode-{os.getpid()}"
+        number = next(_numbers)
+        self.name = f"fpnode-{os.getpid()}-{number}"
         self._resolv_conf = folder / "resolv.conf"
-        index = os.getpid() % 16384  # 169.254.0.0/16 has as many networks of four addresses
+        index = (os.getpid() + 97 * number) % 16384  # 169.254.0.0/16 has as many networks of four addresses
         self._network = f"169.254.{index // 64}.{index % 64 * 4}"
-        self._outer = f"fpn{os.getpid()}"
+        self._outer = f"fpn{os.getpid()}n{number}"  # at most 15 characters
 
     @property
     def address(self) -> str:

@@ -1,0 +1,53 @@
+"""One real node for the folder, with the images that the Dockerfiles of this checkout build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.control_plane.images import Image, image
+from support.control_plane.node import Node
+from support.control_plane.node_assets import node_assets
+
+BUILD_TIMEOUT_S = 2400
+"""For whichever test builds the images that the others use."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node without images."""
+    node = Node(node_assets(), tmp_path_factory.mktemp("node") / "n")
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture(scope="session")
+def operator_image(node: Node) -> Image:
+    """The operator's image, on the node."""
+    return _loaded(node, image("operator"))
+
+
+@pytest.fixture(scope="session")
+def serving_image(node: Node) -> Image:
+    """The image of prefill and decode pods, on the node."""
+    return _loaded(node, image("serving"))
+
+
+@pytest.fixture(scope="session")
+def proxy_image(node: Node) -> Image:
+    """The proxy's image, on the node."""
+    return _loaded(node, image("proxy"))
+
+
+def _loaded(node: Node, built: Image) -> Image:
+    node.load_image(built.archive)
+    return built
