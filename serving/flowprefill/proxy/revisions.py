@@ -26,7 +26,11 @@ class Revision:
 def usable_revisions(
     endpoints: Sequence[Endpoint], *, colocated: bool, own_revision: str = ""
 ) -> tuple[Revision, ...]:
-    """Usable revisions, newest first: by creation time, then our own revision, then the one listed last."""
+    """Usable revisions, our own first, then the newest: by creation time, then the one listed last.
+
+    A proxy is configured for the pods of its own revision (names of the model, keys, mode), so it goes to another's
+    only while its own has none to offer.
+    """
     by_name: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         if endpoint.role != PROXY:
@@ -38,7 +42,7 @@ def usable_revisions(
         decode = () if colocated else tuple(e for e in taking if e.role == DECODE)
         if first and (colocated or decode):
             created_s = max(e.created_s for e in members)
-            rank = (created_s, name == own_revision, position)
+            rank = (name == own_revision, created_s, position)
             usable.append((rank, Revision(name=name, first=first, decode=decode)))
     usable.sort(key=lambda pair: pair[0], reverse=True)
     return tuple(revision for _, revision in usable)

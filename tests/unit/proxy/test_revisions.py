@@ -32,10 +32,17 @@ def test_the_newest_complete_revision_comes_first():
     assert names(ready + old) == ["b", "a"]
 
 
-def test_without_times_our_own_revision_is_preferred_then_the_one_listed_last():
+def test_our_own_revision_comes_before_a_newer_one_while_it_has_pods():
+    old = [pod("prefill", "a", created_s=10), pod("decode", "a", created_s=10)]
+    new = [pod("prefill", "b", created_s=20), pod("decode", "b", created_s=20)]
+    assert names(old + new, own_revision="a") == ["a", "b"]
+    leaving = [old[0], old[1].model_copy(update={"terminating": True})]
+    assert names(leaving + new, own_revision="a") == ["b"]
+
+
+def test_without_times_the_one_listed_last_comes_first():
     both = [pod(role, revision) for revision in "ab" for role in ("prefill", "decode")]
     assert names(both) == ["b", "a"]
-    assert names(both, own_revision="a") == ["a", "b"]
 
 
 def test_colocated_pods_need_no_other_role():
