@@ -104,8 +104,7 @@ NO_ELECTION = {"leaderElection": {"enabled": False}}
     [
         (
             {"replicaCount": 2, **NO_ELECTION},
-            "replicaCount is 2 and leaderElection.enabled is false: two operators would both work; enable leader "
-            + "election or use replicaCount 1",
+            "replicaCount is 2 and leaderElection.enabled is false: two operators would both work; enable leader",
         ),
         (
             {"strategy": {"type": "RollingUpdate"}, **NO_ELECTION},

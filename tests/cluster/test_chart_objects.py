@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from support.control_plane.plane import ControlPlane
-from support.foreign_crds import foreign_crds
+from support.ecosystem import ecosystem_crds
 from support.helm import Helm, helm_program
 from support.helm_values import CASES, NAMESPACES
 
@@ -44,9 +44,10 @@ def test_objects_of_every_kind_of_values_are_accepted(control_plane: ControlPlan
 def test_monitors_are_accepted_where_the_cluster_has_them(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    monitors = ["podmonitors.monitoring.coreos.com", "servicemonitors.monitoring.coreos.com"]
-    for path in foreign_crds(*monitors):
+    plurals = ("podmonitors", "servicemonitors")
+    for path in ecosystem_crds(tuple(f"monitoring.coreos.com_{plural}.yaml" for plural in plurals)):
         control_plane.kubectl("apply", "--server-side", "-f", str(path))
-    for name in monitors:
-        control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{name}")
+    for plural in plurals:
+        crd = f"crd/{plural}.monitoring.coreos.com"
+        control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", crd)
     accept(control_plane, tmp_path, [name for name, case in CASES.items() if case.apis])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,15 @@ SERVED: dict[tuple[str, str], tuple[str, ...]] = {
     ("discovery.k8s.io", "endpointslices"): READ,
 }
 """What the operator does with the objects of the namespaces that it serves."""
-CLUSTER = {("apiextensions.k8s.io", "customresourcedefinitions"): READ}
-LEASE = {("coordination.k8s.io", "leases"): ("get", "create", "update")}
+CLUSTER: dict[tuple[str, str], tuple[str, ...]] = {
+    ("apiextensions.k8s.io", "customresourcedefinitions"): READ
+}
+LEASE: dict[tuple[str, str], tuple[str, ...]] = {
+    ("coordination.k8s.io", "leases"): ("get", "create", "update")
+}
 
 
-def triples(table: dict[tuple[str, str], tuple[str, ...]]) -> frozenset[Triple]:
+def triples(table: Mapping[tuple[str, str], tuple[str, ...]]) -> frozenset[Triple]:
     return frozenset(Triple(group, name, verb) for (group, name), verbs in table.items() for verb in verbs)
 
 

@@ -16,11 +16,11 @@ CRDS = (
 """Files of the CRDs whose objects are planned."""
 
 
-def ecosystem_crds() -> tuple[Path, ...]:
-    """The files of the CRDs in the folder that FLOWPREFILL_CRDS names; without it the test skips."""
+def ecosystem_crds(names: tuple[str, ...] = CRDS) -> tuple[Path, ...]:
+    """The files of these CRDs in the folder that FLOWPREFILL_CRDS names; without it the test skips."""
     named = os.environ.get(VARIABLE)
     folder = Path(named or "/nonexistent")
-    missing = [name for name in CRDS if not (folder / name).is_file()]
+    missing = [name for name in names if not (folder / name).is_file()]
     reason = (
         f"{', '.join(missing)} not in {folder}"
         if named
@@ -28,4 +28,4 @@ def ecosystem_crds() -> tuple[Path, ...]:
         "each in a file GROUP_PLURAL.yaml"
     )
     require("ecosystem-crds", not missing, reason)
-    return tuple(folder / name for name in CRDS)
+    return tuple(folder / name for name in names)
