@@ -86,9 +86,10 @@ class Answerer:
         except PodRefused as refused:
             await answer.pass_on(refused)
         except LegFailed as failed:
-            # Where no pod began on it the client may simply try again.
-            untouched = Unavailable("no pod could be reached for this request; try again in a moment")
-            await answer.fail(failed if failed.accepted else untouched)
+            # Where no pod began on it, or the pod died under it, the client may simply try again.
+            gone = Unavailable("no pod could be reached for this request; try again in a moment")
+            again = failed.lost or not failed.accepted
+            await answer.fail(gone if again and not answer.started else failed)
         except Exception as error:  # the top of a request
             if not isinstance(error, FlowPrefillError):
                 log.exception("request failed", extra={"request_id": record.request_id})

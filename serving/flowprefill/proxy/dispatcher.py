@@ -192,20 +192,21 @@ class Dispatcher:
         if pods:
             rules = self._rules()
             self._dispatch_aged(pods, rules, now_s)
+            num_placed = 0
             for request in self._queue.first(HEADS_PER_ROUND, now_s):
-                if not self._try(self._waiters[request.request_id], pods, rules, now_s):
+                waiter = self._waiters[request.request_id]
+                left = _preferred(pods, waiter.avoid)
+                if not left:
+                    continue  # it waits for a pod to come back, which is nothing to those behind it
+                choice = choose(request, left, rules, now_s)
+                if choice is None:
                     break  # what is behind the head would pass it
+                self._dispatch(waiter, choice, now_s)
+                num_placed += 1
             else:
-                if self._waiters:
+                if self._waiters and num_placed:
                     self.wake()
         self._arm(pods, now_s)
-
-    def _try(self, waiter: _Waiter, pods: list[Pod], rules: Rules, now_s: float) -> bool:
-        choice = choose(waiter.request, _preferred(pods, waiter.avoid), rules, now_s)
-        if choice is None:
-            return False
-        self._dispatch(waiter, choice, now_s)
-        return True
 
     def _dispatch_aged(self, pods: list[Pod], rules: Rules, now_s: float) -> None:
         """Send the oldest aged request to a pod that holds none: the pod's scheduler gives it its share."""
@@ -217,10 +218,12 @@ class Dispatcher:
         def is_aged(held: Request) -> bool:
             return held.arrival_s + factor * held.ttft_slo_s < now_s
 
-        free = [pod for pod in pods if not any(is_aged(o.request) for o in pod.outstanding.values())]
+        waiter = self._waiters[request.request_id]
+        left = _preferred(pods, waiter.avoid)
+        free = [pod for pod in left if not any(is_aged(o.request) for o in pod.outstanding.values())]
         choice = choose_for_aged(request, free, rules)
         if choice is not None:
-            self._dispatch(self._waiters[request.request_id], choice, now_s)
+            self._dispatch(waiter, choice, now_s)
 
     def _fail_hopeless(self, pods: list[Pod], now_s: float) -> None:
         """Fail requests that found no pod for too long, and those to be shed whose slack has run out."""
@@ -234,6 +237,12 @@ class Dispatcher:
                     )
             return
         self._podless_since_s = None
+        if any(pod.suspect for pod in pods):
+            for waiter in list(self._waiters.values()):
+                over = now_s >= waiter.since_s + self.pod_wait_s
+                if waiter.avoid and over and not _preferred(pods, waiter.avoid):
+                    message = f"no pod came back within {self.pod_wait_s} s; try again later"
+                    self._fail(waiter, Unavailable(message))
         rules = self._rules()
         while self._sheds and self._sheds[0][0] <= now_s:
             _, request_id = heapq.heappop(self._sheds)
@@ -259,6 +268,9 @@ class Dispatcher:
         if not pods:
             moments.append(min(w.since_s for w in self._waiters.values()) + self.pod_wait_s)
             moments.append((self._podless_since_s or now_s) + self.pod_wait_s)
+        if any(pod.suspect for pod in pods):
+            moments += [w.since_s + self.pod_wait_s for w in self._waiters.values() if w.avoid]
+            moments.append(self.pods.next_trust_s(now_s))
         for pod in pods:
             if pod.state is not None:
                 moments += [o.dispatched_s + SETTLE_S for o in pod.outstanding.values()]
@@ -326,11 +338,14 @@ class Dispatcher:
 
 
 def _preferred(pods: list[Pod], avoid: frozenset[str]) -> list[Pod]:
-    """Pods without the suspect ones and those to avoid, unless nothing else is left."""
+    """Pods without the suspect ones and those to avoid, unless nothing else is left.
+
+    None that is both: there this request has failed already, and nothing says that the pod is back.
+    """
     for keep in (
         [p for p in pods if not p.suspect and p.name not in avoid],
         [p for p in pods if p.name not in avoid],
     ):
         if keep:
             return keep
-    return pods
+    return [p for p in pods if not p.suspect]

@@ -43,6 +43,7 @@ class _Watched:
     pod: Pod
     task: asyncio.Task[None] | None = None
     suspect_until_s: float = 0.0
+    unreachable: bool = False
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class PodTable:
             for endpoint in revision.first:
                 watched = self._first[endpoint.name]
                 watched.pod.rank = rank
-                watched.pod.suspect = watched.suspect_until_s > now_s
+                watched.pod.suspect = watched.unreachable or watched.suspect_until_s > now_s
                 pods.append(watched.pod)
         return pods
 
@@ -136,6 +137,11 @@ class PodTable:
         if name in self._decode:
             self._decode[name].suspect_until_s = until_s
 
+    def next_trust_s(self, now_s: float) -> float | None:
+        """When the next pod is no longer suspect by time alone; None when none is."""
+        later = [w.suspect_until_s for w in self._first.values() if w.suspect_until_s > now_s]
+        return min(later, default=None)
+
     def outstanding(self) -> dict[tuple[str, str], int]:
         """Requests of ours by (role, pod), for metrics."""
         role = "colocated" if self.colocated else "prefill"
@@ -170,6 +176,7 @@ class PodTable:
                 wait_s = await self._read_stream(watched)
             except (httpx.HTTPError, ValidationError, ValueError) as error:
                 log.debug("state stream lost", extra={"pod": name, "error": repr(error)})
+                watched.unreachable = isinstance(error, httpx.TransportError)
             if watched.pod.state is not None:
                 watched.pod.state = None
                 self.changed()
@@ -180,6 +187,9 @@ class PodTable:
         timeout = httpx.Timeout(5.0, read=STALE_S)
         url = f"http://{watched.endpoint.admin}/v1/state"
         async with self.http.stream("GET", url, timeout=timeout) as response:
+            if watched.unreachable:
+                watched.unreachable = False
+                self.changed()
             if response.status_code != httpx.codes.OK:
                 return RETRY_ABSENT_S if response.status_code in (404, 405, 501) else RETRY_S
             buffer = b""

@@ -32,12 +32,16 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 class LegFailed(UpstreamFailed):
-    """A leg died. `accepted` is False when the pod certainly did not start on it (no connection, or 503)."""
+    """A leg died. `accepted` is False when the pod certainly did not start on it (no connection, or 503).
 
-    def __init__(self, message: str, *, pod: str, accepted: bool) -> None:
+    `lost` says that the connection died, and most likely the pod with it: another one may well answer the request.
+    """
+
+    def __init__(self, message: str, *, pod: str, accepted: bool, lost: bool = False) -> None:
         super().__init__(message)
         self.pod = pod
         self.accepted = accepted
+        self.lost = lost
 
 
 class PodRefused(FlowPrefillError):
@@ -82,7 +86,10 @@ async def open_leg(
         ) from error
     except httpx.HTTPError as error:
         raise LegFailed(
-            f"{endpoint.name} gave no answer: {reason_of(error)}", pod=endpoint.name, accepted=True
+            f"{endpoint.name} gave no answer: {reason_of(error)}",
+            pod=endpoint.name,
+            accepted=True,
+            lost=True,
         ) from error
     try:
         if not response.is_success:

@@ -43,6 +43,10 @@ class Pods:
     pods: list[Pod] = field(default_factory=list)
     decode: list[DecodePod] = field(default_factory=lambda: [DecodePod(endpoint=endpoint("d0", "decode"))])
     num_proxies: int = 1
+    trust_s: float | None = None
+
+    def next_trust_s(self, now_s: float) -> float | None:
+        return self.trust_s
 
     def candidates(self) -> list[Pod]:
         return list(self.pods)
@@ -293,6 +297,48 @@ def test_a_retry_goes_to_another_pod_when_there_is_one():
         return names
 
     assert run(main()) == ["p1", "p0", "p0"]
+
+
+def test_a_retry_waits_until_the_only_pod_is_trusted_again():
+    async def main() -> float:
+        pods = Pods(pods=[idle_pod("p0")], trust_s=1.0)
+        pods.pods[0].suspect = True
+        queue = dispatcher(pods)
+        retry = asyncio.create_task(queue.place(request("r"), avoid=frozenset({"p0"})))
+        await asyncio.sleep(0.9)
+        assert not retry.done()
+        pods.pods[0].suspect = False  # nobody says so: it is a matter of time
+        (await retry).release()
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_retry_that_only_a_dead_pod_is_left_to_fails_after_the_wait_for_pods():
+    async def main() -> float:
+        pods = Pods(pods=[idle_pod("p0")])
+        pods.pods[0].suspect = True
+        queue = dispatcher(pods, pod_wait_s=5.0)
+        with pytest.raises(Unavailable, match="no pod came back"):
+            await queue.place(request("r"), avoid=frozenset({"p0"}))
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(5.0, abs=0.01)
+
+
+def test_a_retry_that_waits_for_a_dead_pod_holds_nobody_up():
+    async def main() -> list[str]:
+        pods = Pods(pods=[idle_pod("p0")])
+        pods.pods[0].suspect = True
+        queue = dispatcher(pods)
+        retry = asyncio.create_task(queue.place(request("urgent", slo_s=0.1), avoid=frozenset({"p0"})))
+        await asyncio.sleep(0.01)
+        placement = await queue.place(request("patient", slo_s=9.0))
+        retry.cancel()
+        await asyncio.gather(retry, return_exceptions=True)
+        return [placement.request.request_id]
+
+    assert run(main()) == ["patient"]
 
 
 @pytest.mark.parametrize(("ageing", "served"), [(Ageing(factor=4.0), True), (None, False)])
