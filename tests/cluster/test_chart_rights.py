@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,44 +14,7 @@ from support.control_plane.assets import assets
 from support.control_plane.plane import ControlPlane
 from support.helm import helm_program
 from support.helm_cluster import OPERATOR, ChartCluster, chart_cluster
-from support.rbac import Triple
-
-READ = ("get", "list", "watch")
-OWN = (*READ, "create", "patch", "delete")
-SERVED: dict[tuple[str, str], tuple[str, ...]] = {
-    ("flowprefill.io", "flowprefillservices"): READ,
-    ("flowprefill.io", "flowprefillservices/status"): ("patch",),
-    ("flowprefill.io", "flowprefillservices/finalizers"): ("update",),
-    ("", "configmaps"): OWN,
-    ("", "persistentvolumeclaims"): OWN,
-    ("", "serviceaccounts"): OWN,
-    ("", "services"): OWN,
-    ("apps", "controllerrevisions"): OWN,
-    ("apps", "deployments"): OWN,
-    ("batch", "jobs"): OWN,
-    ("networking.k8s.io", "networkpolicies"): OWN,
-    ("policy", "poddisruptionbudgets"): OWN,
-    ("autoscaling", "horizontalpodautoscalers"): OWN,
-    ("rbac.authorization.k8s.io", "roles"): OWN,
-    ("rbac.authorization.k8s.io", "rolebindings"): OWN,
-    ("keda.sh", "scaledobjects"): OWN,
-    ("monitoring.coreos.com", "podmonitors"): OWN,
-    ("gateway.networking.k8s.io", "httproutes"): OWN,
-    ("", "pods"): ("list", "watch"),
-    ("events.k8s.io", "events"): ("create",),
-    ("discovery.k8s.io", "endpointslices"): READ,
-}
-"""What the operator does with the objects of the namespaces that it serves."""
-CLUSTER: dict[tuple[str, str], tuple[str, ...]] = {
-    ("apiextensions.k8s.io", "customresourcedefinitions"): READ
-}
-LEASE: dict[tuple[str, str], tuple[str, ...]] = {
-    ("coordination.k8s.io", "leases"): ("get", "create", "update")
-}
-
-
-def triples(table: Mapping[tuple[str, str], tuple[str, ...]]) -> frozenset[Triple]:
-    return frozenset(Triple(group, name, verb) for (group, name), verbs in table.items() for verb in verbs)
+from support.helm_rights import CLUSTER, LEASE, READ, SERVED, triples
 
 
 @pytest.fixture(scope="module")
