@@ -26,7 +26,9 @@ def _bench() -> None:
 
 @app.command()
 def figures(
-    set_name: Annotated[str, typer.Option("--set", help="Which set: local.")] = "local",
+    set_name: Annotated[
+        str, typer.Option("--set", help="Which set: local, or cluster (from a checkout).")
+    ] = "local",
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Measure just this figure; may be given several times.")
     ] = None,

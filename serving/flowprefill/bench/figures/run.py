@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +17,27 @@ SETS: dict[str, tuple[str, ...]] = {
         "flowprefill.bench.figures.engine",
         "flowprefill.bench.figures.scheduler",
         "flowprefill.bench.figures.service",
-    )
+    ),
+    # Measured on a control plane by the tests' own machinery, which only a checkout has.
+    "cluster": (
+        "cluster_figures.speed",
+        "cluster_figures.scale",
+        "cluster_figures.faults",
+    ),
 }
+CHECKOUT = Path(__file__).parents[4] / "tests"
 
 
 def figures_of(name: str) -> tuple[Figure, ...]:
     """The measurements of a set. Raises InvalidConfiguration for an unknown one."""
     if name not in SETS:
         raise InvalidConfiguration(f"there is no set {name!r}; accepted are {', '.join(SETS)}")
+    if any(not module.startswith("flowprefill.") for module in SETS[name]):
+        if not CHECKOUT.is_dir():
+            raise InvalidConfiguration(
+                f"the set {name!r} is measured from a checkout of the repository; clone it"
+            )
+        sys.path.insert(0, str(CHECKOUT))
     return tuple(figure for module in SETS[name] for figure in import_module(module).FIGURES)
 
 

@@ -1,0 +1,1 @@
+"""Figures of the operator on a real control plane: `make figures SET=cluster`, from a checkout."""
