@@ -216,6 +216,7 @@ class RouterMetrics:
             self._refused(document=document)
         self._shown: frozenset[tuple[str, str]] = frozenset()
         self._shown_classes: frozenset[str] = frozenset()
+        self._shown_roles: frozenset[str] = frozenset()
 
     def slo_invalid(self, source: str, reason: str) -> None:
         self._slo_invalid(source=source, reason=reason).inc()
@@ -266,6 +267,9 @@ class RouterMetrics:
         self._shown = frozenset(outstanding)
         for (role, pod), count in outstanding.items():
             self._outstanding(role=role, pod=pod).set(count)
+        for role in self._shown_roles - set(endpoints):
+            self._endpoints.forget(role=role)
+        self._shown_roles = frozenset(endpoints)
         for role, count in endpoints.items():
             self._endpoints(role=role).set(count)
 

@@ -181,7 +181,7 @@ class Answerer:
 
     def _queued(self, request_id: str, estimate: Estimate, slo: Slo, record: Record) -> Request:
         """The request as the queue orders it: its deadline is the prefill's, what follows is taken off."""
-        follow_s = 0.0 if self.services.colocated else self.services.follow_up.p90_s("")
+        follow_s = 0.0 if self.services.pods.one_leg else self.services.follow_up.p90_s("")
         arrival_s = _arrival_s(record)
         return Request(
             request_id=request_id,

@@ -28,6 +28,7 @@ from flowprefill.proxy import legs
 from flowprefill.proxy.budget import FollowUp, remaining_budget_s
 from flowprefill.proxy.dispatcher import Dispatcher, Placement
 from flowprefill.proxy.pods import PodTable
+from flowprefill.proxy.revisions import COLOCATED
 from flowprefill.proxy.slo import Slo
 from flowprefill.proxy.upstream import KVReleases, LegFailed, open_leg, read_events, read_json
 from flowprefill.request import Request
@@ -90,7 +91,6 @@ class Services:
     follow_up: FollowUp
     releases: KVReleases
     metrics: RouterMetrics
-    colocated: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +100,10 @@ class _Attempt:
     placement: Placement
     leg_id: str
     kv_params: dict[str, Any] | None = None  # Any: vLLM's and ours differ; passed on as they are
+
+    @property
+    def one_leg(self) -> bool:
+        return self.placement.first.role == COLOCATED
 
 
 @dataclass(slots=True)
@@ -162,7 +166,7 @@ class Exchange:
             try:
                 return await self._open_stream(stack, attempt)
             except LegFailed as error:
-                leg = "prefill" if self.services.colocated else "decode"
+                leg = "prefill" if attempt.one_leg else "decode"
                 self._failed(leg, error)
                 if not self._may_retry(leg, error):
                     raise
@@ -182,7 +186,7 @@ class Exchange:
             self.stage, self.pod = "prefill", placement.first.name
             slack_s = call.request.deadline_s - placement.dispatched_s - placement.choice.work_s
             services.metrics.dispatched(call.slo.slo_class.name, placement.choice.kind, slack_s)
-            if services.colocated:
+            if attempt.one_leg:
                 return attempt
             try:
                 attempt.kv_params = await self._prefill(attempt)

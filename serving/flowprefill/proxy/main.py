@@ -83,7 +83,6 @@ class Proxy:
             follow_up=self.follow_up,
             releases=self.releases,
             metrics=self.metrics.router,
-            colocated=settings.colocated,
         )
         self.estimator = Estimator(block_size=settings.block_size)
         self.completions, self.chat = (

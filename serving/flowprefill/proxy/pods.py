@@ -12,7 +12,14 @@ from pydantic import ValidationError
 
 from flowprefill.clock import Clock
 from flowprefill.proxy.placement import Coefficients, Pod
-from flowprefill.proxy.revisions import Revision, num_proxies, usable_revisions
+from flowprefill.proxy.revisions import (
+    COLOCATED,
+    DECODE,
+    PREFILL,
+    Revision,
+    num_proxies,
+    usable_revisions,
+)
 from flowprefill.wire import Endpoint, PodState
 
 log = logging.getLogger(__name__)
@@ -48,7 +55,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class PodTable:
-    """All known pods. Lives on the event loop; `changed` is called after every change that may free a place."""
+    """All known pods. Lives on the event loop; `changed` is called after every change that may free a place.
+
+    `colocated` is the mode of `own_revision`; what others do is seen by their pods.
+    """
 
     http: httpx.AsyncClient
     clock: Clock
@@ -63,10 +73,10 @@ class PodTable:
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Take over what discovery reports. Pods that are gone lose their stream; what they hold runs out."""
-        self.revisions = usable_revisions(endpoints, colocated=self.colocated, own_revision=self.own_revision)
+        self.revisions = usable_revisions(endpoints, own_revision=self.own_revision)
         self.num_proxies = num_proxies(endpoints)
-        first = {e.name: e for e in endpoints if e.role == ("colocated" if self.colocated else "prefill")}
-        decode = {e.name: e for e in endpoints if e.role == "decode"}
+        first = {e.name: e for e in endpoints if e.role in (PREFILL, COLOCATED)}
+        decode = {e.name: e for e in endpoints if e.role == DECODE}
         for name in set(self._first) | set(self._decode):
             known = self._first[name].endpoint if name in self._first else self._decode[name].endpoint
             now = first.get(name) or decode.get(name)
@@ -82,6 +92,11 @@ class PodTable:
         for name, endpoint in decode.items():
             self._decode.setdefault(name, DecodePod(endpoint=endpoint)).endpoint = endpoint
         self.changed()
+
+    @property
+    def one_leg(self) -> bool:
+        """Whether the newest usable revision, or our own where none is, takes a request in one leg."""
+        return self.revisions[0].colocated if self.revisions else self.colocated
 
     def candidates(self) -> list[Pod]:
         """Prefill (or colocated) pods of usable revisions, their `rank` and `suspect` up to date."""
@@ -144,15 +159,16 @@ class PodTable:
 
     def outstanding(self) -> dict[tuple[str, str], int]:
         """Requests of ours by (role, pod), for metrics."""
-        role = "colocated" if self.colocated else "prefill"
-        held = {(role, name): len(w.pod.outstanding) for name, w in self._first.items()}
-        return held | {("decode", name): pod.num_sequences for name, pod in self._decode.items()}
+        held = {(w.endpoint.role, name): len(w.pod.outstanding) for name, w in self._first.items()}
+        return held | {(DECODE, name): pod.num_sequences for name, pod in self._decode.items()}
 
     def num_endpoints(self) -> dict[str, int]:
-        """Pods of usable revisions by role, for metrics."""
-        roles = ("colocated",) if self.colocated else ("prefill", "decode")
-        first = sum(len(revision.first) for revision in self.revisions)
-        return dict(zip(roles, (first, sum(len(r.decode) for r in self.revisions)), strict=False))
+        """Pods of usable revisions by role, for metrics; those of our own mode also when there are none."""
+        counts = dict.fromkeys((COLOCATED,) if self.colocated else (PREFILL, DECODE), 0)
+        for revision in self.revisions:
+            for endpoint in (*revision.first, *revision.decode):
+                counts[endpoint.role] = counts.get(endpoint.role, 0) + 1
+        return counts
 
     async def close(self) -> None:
         tasks = [w.task for w in self._first.values() if w.task is not None]

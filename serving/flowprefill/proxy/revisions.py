@@ -1,7 +1,8 @@
 """Which pods may serve a request, as pure functions of what discovery reports.
 
-A revision is usable when it has a ready endpoint in both roles (or one colocated endpoint). A request's two legs
-always go to the same revision. Terminating and unready endpoints get nothing new.
+A revision is usable when it has a ready endpoint in both roles (or one colocated endpoint). Each has a mode of its own,
+so that a service keeps answering while its mode changes. A request's two legs always go to the same revision.
+Terminating and unready endpoints get nothing new.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ class Revision:
     first: tuple[Endpoint, ...]
     decode: tuple[Endpoint, ...]
 
+    @property
+    def colocated(self) -> bool:
+        """Whether its pods do both, so that a request has one leg."""
+        return not self.decode
 
-def usable_revisions(
-    endpoints: Sequence[Endpoint], *, colocated: bool, own_revision: str = ""
-) -> tuple[Revision, ...]:
+
+def usable_revisions(endpoints: Sequence[Endpoint], *, own_revision: str = "") -> tuple[Revision, ...]:
     """Usable revisions, our own first, then the newest: by creation time, then the one listed last.
 
-    A proxy is configured for the pods of its own revision (names of the model, keys, mode), so it goes to another's
+    A proxy is configured for the pods of its own revision (names of the model, keys), so it goes to another's
     only while its own has none to offer.
     """
     by_name: dict[str, list[Endpoint]] = {}
@@ -38,7 +42,8 @@ def usable_revisions(
     usable = []
     for position, (name, members) in enumerate(by_name.items()):
         taking = [e for e in members if e.ready and not e.terminating]
-        first = tuple(e for e in taking if e.role == (COLOCATED if colocated else PREFILL))
+        colocated = tuple(e for e in taking if e.role == COLOCATED)
+        first = colocated or tuple(e for e in taking if e.role == PREFILL)
         decode = () if colocated else tuple(e for e in taking if e.role == DECODE)
         if first and (colocated or decode):
             created_s = max(e.created_s for e in members)

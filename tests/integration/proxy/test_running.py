@@ -57,7 +57,7 @@ async def test_bad_endpoints_keep_the_last_good_ones(tmp_path):
         assert (await pair.running.complete()).status_code == 200
 
 
-async def test_legs_never_mix_revisions_and_the_newest_complete_one_is_used(tmp_path):
+async def test_legs_never_mix_revisions_and_our_own_is_used_once_it_is_complete(tmp_path):
     old_p, old_d = FakePrefill(name="p-old"), FakeDecode(name="d-old")
     new_p, new_d = FakePrefill(name="p-new", revision="r2"), FakeDecode(name="d-new", revision="r2")
     old_d.sources, new_d.sources = [old_p], [new_p]
@@ -69,7 +69,7 @@ async def test_legs_never_mix_revisions_and_the_newest_complete_one_is_used(tmp_
         old = [old_p.endpoint(created_s=1.0), old_d.endpoint(created_s=1.0)]
         half = [new_p.endpoint(created_s=2.0), new_d.endpoint(created_s=2.0, ready=False)]
         whole = [half[0], new_d.endpoint(created_s=2.0)]
-        async with running_proxy(tmp_path, [*old, *half]) as running:
+        async with running_proxy(tmp_path, [*old, *half], config={"revision": "r2"}) as running:
             names = lambda: [r.name for r in running.proxy.pods.revisions]  # noqa: E731
             await until(lambda: names() == ["r1"])
             assert (await running.complete()).status_code == 200

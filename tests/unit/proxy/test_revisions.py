@@ -13,7 +13,7 @@ def pod(role: str, revision: str, name: str = "", **fields: object) -> Endpoint:
 
 
 def names(endpoints: list[Endpoint], **options: object) -> list[str]:
-    return [r.name for r in usable_revisions(endpoints, **{"colocated": False, **options})]
+    return [r.name for r in usable_revisions(endpoints, **options)]
 
 
 def test_a_revision_needs_a_ready_endpoint_in_both_roles():
@@ -46,7 +46,22 @@ def test_without_times_the_one_listed_last_comes_first():
 
 
 def test_colocated_pods_need_no_other_role():
-    assert names([pod("colocated", "a"), pod("prefill", "b")], colocated=True) == ["a"]
+    assert names([pod("colocated", "a"), pod("prefill", "b")]) == ["a"]
+
+
+def test_a_revision_of_the_other_mode_is_usable_too():
+    old = [pod("prefill", "a", created_s=1), pod("decode", "a", created_s=1)]
+    new = [pod("colocated", "b", created_s=2)]
+    assert [(r.name, r.colocated) for r in usable_revisions(old + new)] == [("b", True), ("a", False)]
+    loading = [new[0].model_copy(update={"ready": False})]
+    assert [(r.name, r.colocated) for r in usable_revisions(old + loading)] == [("a", False)]
+
+
+def test_a_proxy_of_a_new_revision_uses_the_old_ones_pods_until_its_own_are_ready():
+    old = [pod("prefill", "a"), pod("decode", "a")]
+    new = [pod("prefill", "b", ready=False), pod("decode", "b")]
+    assert names(old + new, own_revision="b") == ["a"]
+    assert names(old, own_revision="b") == ["a"]
 
 
 def test_ready_proxies_are_counted_and_we_are_one_of_them():
@@ -58,7 +73,7 @@ def test_ready_proxies_are_counted_and_we_are_one_of_them():
 endpoints = st.lists(
     st.builds(
         pod,
-        st.sampled_from(["prefill", "decode", "proxy"]),
+        st.sampled_from(["prefill", "decode", "colocated", "proxy"]),
         st.sampled_from("abc"),
         name=st.uuids().map(str),
         ready=st.booleans(),
@@ -71,9 +86,9 @@ endpoints = st.lists(
 
 @given(endpoints)
 def test_a_usable_revision_never_holds_another_revisions_or_a_leaving_pod(all_endpoints):
-    for revision in usable_revisions(all_endpoints, colocated=False):
+    for revision in usable_revisions(all_endpoints):
         members = (*revision.first, *revision.decode)
         assert {m.revision for m in members} == {revision.name}
         assert all(m.ready and not m.terminating for m in members)
         assert revision.first
-        assert revision.decode
+        assert revision.decode or {m.role for m in members} == {"colocated"}

@@ -135,7 +135,7 @@ def test_a_revision_is_as_old_as_its_oldest_slice_whatever_it_grew_by_later() ->
         "p1": 5000.0,
         "d1": 5000.0,
     }
-    assert [r.name for r in usable_revisions(found, colocated=False)] == ["r2", "r1"]
+    assert [r.name for r in usable_revisions(found)] == ["r2", "r1"]
 
 
 def test_proxies_are_found_without_a_revision_and_without_an_admin_port() -> None:
