@@ -9,8 +9,8 @@ import pytest
 
 from flowprefill_operator.config import OperatorConfig, load_config
 from flowprefill_operator.settings import PlanSettings
-from support.helm import Helm, only
-from support.helm_values import CASES, IMAGES
+from support.helm import Helm, default_values, only, values_schema
+from support.helm_values import CASES, IMAGES, TOGETHER, toggles
 
 DIGEST = f"sha256:{'a' * 64}"
 
@@ -47,9 +47,19 @@ def test_default_values_are_the_operators_defaults(helm: Helm, tmp_path: Path) -
     assert proxy == planned.proxy_image
 
 
-@pytest.mark.parametrize("name", CASES)
+ALL = CASES | toggles(values_schema(), default_values())
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_the_configuration_of_every_case_is_accepted(helm: Helm, tmp_path: Path, name: str) -> None:
-    config_of(helm, tmp_path, dict(CASES[name].values), apis=CASES[name].apis)
+    config_of(helm, tmp_path, dict(ALL[name].values), apis=ALL[name].apis)
+
+
+def test_every_toggle_changes_what_is_rendered(helm: Helm) -> None:
+    """A value that nothing reads would pass all other tests."""
+    for name, case in toggles(values_schema(), default_values()).items():
+        without = helm.template(TOGETHER.get(name), apis=case.apis)
+        assert helm.template(case.values, apis=case.apis) != without, name
 
 
 def test_the_operator_is_told_what_the_values_say(helm: Helm, tmp_path: Path) -> None:

@@ -6,27 +6,16 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 
-from support.helm import CHART, Helm
+from support.helm import CHART, Helm, default_values, values_schema
 
 UNKNOWN = "unknownKey"
-
-
-def values() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-    return found
-
-
-def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-    return found
 
 
 def closed_objects(entry: dict[str, Any], path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Paths of all objects with properties that the schema describes, through lists (0) and references."""
     if "$ref" in entry:
-        return closed_objects(schema()["$defs"][entry["$ref"].rsplit("/", 1)[-1]], path)
+        return closed_objects(values_schema()["$defs"][entry["$ref"].rsplit("/", 1)[-1]], path)
     if entry.get("type") == "array":
         return closed_objects(entry["items"], (*path, 0))
     if "properties" not in entry:
@@ -46,7 +35,7 @@ def shown(path: tuple[str | int, ...]) -> str:
     return ".".join(map(str, path)) or "values"
 
 
-@pytest.mark.parametrize("path", closed_objects(schema()), ids=shown)
+@pytest.mark.parametrize("path", closed_objects(values_schema()), ids=shown)
 def test_an_unknown_key_is_refused_wherever_it_stands(helm: Helm, path: tuple[str | int, ...]) -> None:
     said = helm.refusal(nested(path, {UNKNOWN: 1}))
     assert UNKNOWN in said
@@ -55,7 +44,7 @@ def test_an_unknown_key_is_refused_wherever_it_stands(helm: Helm, path: tuple[st
 def test_every_mapping_of_the_default_values_refuses_unknown_keys_or_is_a_map_of_the_users_own() -> None:
     free = {"commonLabels", "nodeSelector", "podLabels", "podAnnotations", "deploymentAnnotations"}
     free |= {"serviceAccount.annotations", "monitoring.labels", "resources.requests", "resources.limits"}
-    closed = {shown(path) for path in closed_objects(schema())}
+    closed = {shown(path) for path in closed_objects(values_schema())}
 
     def mappings(node: object, path: tuple[str, ...] = ()) -> set[str]:
         if not isinstance(node, dict):
@@ -63,7 +52,7 @@ def test_every_mapping_of_the_default_values_refuses_unknown_keys_or_is_a_map_of
         below = [mappings(part, (*path, name)) for name, part in node.items()]
         return {shown(path)}.union(*below)
 
-    assert mappings(values()) == (closed | free) & mappings(values())
+    assert mappings(default_values()) == (closed | free) & mappings(default_values())
 
 
 @pytest.mark.parametrize(

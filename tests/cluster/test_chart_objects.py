@@ -1,26 +1,26 @@
-"""What the chart renders for many values is accepted, field by field, by real API servers."""
+"""What the chart renders, for many values, is accepted field by field by real API servers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from support.control_plane.plane import ControlPlane
 from support.ecosystem import ecosystem_crds
-from support.helm import Helm, helm_program
-from support.helm_values import CASES, NAMESPACES
+from support.helm import Helm, default_values, helm_program, values_schema
+from support.helm_values import CASES, NAMESPACES, Case, toggles
 
 NAMESPACE = "chart-objects"
 
 
-def accept(plane: ControlPlane, folder: Path, names: list[str]) -> None:
-    """All objects of the cases in one strict dry run. The release is called like its case, to be told in errors."""
+def accept(plane: ControlPlane, folder: Path, cases: Iterable[Case]) -> None:
+    """All objects of the cases in one strict dry run, equal ones once."""
     helm = Helm(helm_program(), folder)
-    objects = [
-        item
-        for name in names
-        for item in helm.template(CASES[name].values, name=name, namespace=NAMESPACE, apis=CASES[name].apis)
+    rendered = [
+        item for case in cases for item in helm.template(case.values, namespace=NAMESPACE, apis=case.apis)
     ]
+    objects = {json.dumps(item, sort_keys=True): item for item in rendered}
     for namespace in (NAMESPACE, *NAMESPACES):
         plane.kubectl("create", "namespace", namespace, check=False)
     apply = (
@@ -32,16 +32,16 @@ def accept(plane: ControlPlane, folder: Path, names: list[str]) -> None:
         "-f",
         "-",
     )
-    document = {"apiVersion": "v1", "kind": "List", "items": objects}
+    document = {"apiVersion": "v1", "kind": "List", "items": list(objects.values())}
     said = plane.kubectl(*apply, stdin=json.dumps(document)).stdout
     assert len(said.splitlines()) == len(objects)
 
 
-def test_objects_of_every_kind_of_values_are_accepted(control_plane: ControlPlane, tmp_path: Path) -> None:
-    accept(control_plane, tmp_path, [name for name, case in CASES.items() if not case.apis])
+def test_objects_of_every_case_are_accepted(control_plane: ControlPlane, tmp_path: Path) -> None:
+    accept(control_plane, tmp_path, [case for case in CASES.values() if not case.apis])
 
 
-def test_monitors_are_accepted_where_the_cluster_has_them(
+def test_every_toggle_and_monitors_are_accepted_where_the_cluster_has_them(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     plurals = ("podmonitors", "servicemonitors")
@@ -50,4 +50,5 @@ def test_monitors_are_accepted_where_the_cluster_has_them(
     for plural in plurals:
         crd = f"crd/{plural}.monitoring.coreos.com"
         control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", crd)
-    accept(control_plane, tmp_path, [name for name, case in CASES.items() if case.apis])
+    cases = [case for case in CASES.values() if case.apis]
+    accept(control_plane, tmp_path, [*cases, *toggles(values_schema(), default_values()).values()])

@@ -77,6 +77,18 @@ class Helm:
         return str(path)
 
 
+def default_values() -> dict[str, Any]:
+    """What values.yaml says."""
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def values_schema() -> dict[str, Any]:
+    """What values.schema.json says."""
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return found
+
+
 def helm_program() -> str:
     """Path of helm: FLOWPREFILL_HELM, or the first on PATH; without it the test skips."""
     found = os.environ.get("FLOWPREFILL_HELM") or shutil.which("helm")

@@ -1,8 +1,9 @@
-"""Values that the chart is tested with: one set a toggle, and one with everything at once."""
+"""Values that the chart is tested with: sets written by hand, one with everything at once, and every toggle."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,3 +156,54 @@ CASES: dict[str, Case] = {
     ),
 }
 """Name of a case to the case."""
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "serviceAccount.create=false": {"serviceAccount": {"name": "mine"}},
+    "monitoring.serviceMonitor.enabled=true": {"monitoring": {"podMonitor": {"enabled": False}}},
+    "podDisruptionBudget.enabled=false": {"replicaCount": 2},
+}
+"""What a toggle needs besides itself."""
+
+
+def toggles(schema: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Case]:
+    """Every other value of each boolean, choice and bounded number of the chart, one at a time."""
+    found: dict[str, Case] = {}
+    for path, entry in _leaves(schema, ()):
+        default: Any = defaults
+        for step in path:
+            default = default[step]
+        for value in _others(entry, default):
+            name = f"{'.'.join(path)}={json.dumps(value)}"
+            values: dict[str, Any] = {path[-1]: value}
+            for step in reversed(path[:-1]):
+                values = {step: values}
+            found[name] = Case(values=_merged(values, TOGETHER.get(name, {})), apis=MONITORS)
+    return found
+
+
+def _leaves(
+    schema: Mapping[str, Any], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    for name in schema.get("required", ()):
+        entry = schema["properties"][name]
+        if "required" in entry:
+            yield from _leaves(entry, (*path, name))
+        else:
+            yield (*path, name), entry
+
+
+def _others(entry: Mapping[str, Any], default: object) -> list[object]:
+    choices: list[object] = list(entry.get("enum", ()))
+    if entry.get("type") == "boolean":
+        choices = [True, False]
+    if entry.get("type") == "integer":
+        choices = [entry["minimum"], entry["maximum"]]
+    return [choice for choice in choices if choice != default]
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(first)
+    for name, value in second.items():
+        mine = found.get(name)
+        found[name] = _merged(mine, value) if isinstance(mine, dict) else value
+    return found
