@@ -12,6 +12,7 @@ from support.control_plane.images_pack import pack
 from support.control_plane.node_network import BRIDGE, POD_CIDR, command
 
 PAUSE = "registry.k8s.io/pause:3.10"
+CNI_RESULTS = Path("/var/lib/cni/results")
 IMPORT_S = 300.0
 KILL_S = 20.0
 
@@ -78,9 +79,9 @@ class Containerd:
                 self._ctr("tasks", "rm", "--force", task, check=False)
         for container in self._ctr("containers", "ls", "-q", check=False).split():
             self._ctr("containers", "rm", container, check=False)
+            for result in CNI_RESULTS.glob(f"*-{container}-*"):
+                result.unlink(missing_ok=True)
         self._daemon.stop()
-        for result in Path("/var/lib/cni/results").glob(f"{self._network}-*"):
-            result.unlink(missing_ok=True)
 
     def _ctr(self, *args: str, check: bool = True, timeout_s: float = 30.0) -> str:
         argv = [str(self._assets / "ctr"), "--address", str(self.socket), "--namespace", "k8s.io", *args]

@@ -19,7 +19,16 @@ import aiohttp
 
 from support.control_plane.hollow_admin import HollowAdmin, HollowPod
 from support.control_plane.hollow_api import STRATEGIC, Api, Refused
-from support.control_plane.hollow_behaviour import Behaviour, Place, Runs, creating, now_text, status_of
+from support.control_plane.hollow_behaviour import (
+    Behaviour,
+    MountFails,
+    Place,
+    Runs,
+    creating,
+    mount_event,
+    now_text,
+    status_of,
+)
 from support.control_plane.hollow_machine import HOST_IP, Machine, pod_addresses
 from support.control_plane.hollow_rules import Rule, Rules
 from support.control_plane.hollow_volumes import volume_for
@@ -247,6 +256,9 @@ class HollowNode:
         await self._listen(pod, running=running, ready=isinstance(behaviour, Runs) and running)
         body = {"metadata": {"uid": uid}, "status": status}
         await self._api.request("PATCH", f"{path}/status", body, content_type=STRATEGIC)
+        if isinstance(behaviour, MountFails):
+            event = mount_event(pod.body, behaviour.message, now)
+            await self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
         pod.written, pod.running = wanted, running
         self.statuses_written += 1
 

@@ -42,7 +42,9 @@ class ConfigFails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountFails:
-    """A volume cannot be mounted: the pod stays in ContainerCreating, as with a missing Secret in a volume."""
+    """A volume cannot be mounted: the pod stays in ContainerCreating, and an Event alone says why."""
+
+    message: str = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,30 @@ def status_of(pod: Json, behaviour: Behaviour, place: Place, now: str) -> Json:
             ended = _terminated(137, "Error", "", now)
             status = _status(pod, place, now, "Failed", ended, reason="PodFailed")
             return status | {"reason": "Evicted", "message": message, "containerStatuses": []}
+
+
+def mount_event(pod: Json, message: str, now: str) -> Json:
+    """The Event of a kubelet that cannot mount a volume of the pod."""
+    meta = pod["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+        },
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": message,
+        "source": {"component": "kubelet"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
 
 
 def creating(pod: Json, place: Place, now: str) -> Json:

@@ -18,7 +18,7 @@ _SAVED = Path("/run/flowprefill-test-nodes")
 
 
 class Sysctls:
-    """The machine's settings as they were before the first node that runs now."""
+    """The machine's settings as they were before the first node that runs now. The last one puts them back."""
 
     def __init__(self, name: str) -> None:
         """`name` is the node's; its second part is the number of this process."""
@@ -26,21 +26,30 @@ class Sysctls:
 
     def save(self) -> None:
         _SAVED.mkdir(exist_ok=True)
-        for other in _SAVED.iterdir():
-            if not Path("/proc", other.name.split("-")[1]).is_dir():
-                other.unlink(missing_ok=True)
-        others = sorted(_SAVED.iterdir())
+        others = self._others()
         if others:
             self._file.write_text(others[0].read_text())
         else:
             self._file.write_text("".join(f"{name}={_value(name)}\n" for name in SYSCTLS))
 
     def restore(self) -> None:
-        for line in self._file.read_text().splitlines():
-            command("sysctl", "-qw", line, check=False)
+        lines = self._file.read_text().splitlines()
         self._file.unlink()
-        with contextlib.suppress(OSError):
-            _SAVED.rmdir()
+        if self._others():
+            return
+        for line in lines:
+            command("sysctl", "-qw", line)
+        _SAVED.rmdir()
+
+    def _others(self) -> list[Path]:
+        """The files of other nodes; those of nodes whose process is gone are removed."""
+        found = []
+        for other in sorted(_SAVED.iterdir()):
+            if Path("/proc", other.name.split("-")[1]).is_dir():
+                found.append(other)
+            else:
+                other.unlink()
+        return found
 
 
 class DevicePlugins:

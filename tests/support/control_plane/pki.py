@@ -91,9 +91,11 @@ class Pki:
             *addresses,
         )
         _write(issued, *pki.server)
-        _write(authority.issue_cert(common_name=AGGREGATOR), *pki.aggregator)
+        _write(authority.issue_cert(AGGREGATOR, common_name=AGGREGATOR), *pki.aggregator)
         _write(
-            authority.issue_cert(common_name="kubelet-client", organization_name="system:masters"),
+            authority.issue_cert(
+                "kubelet-client", common_name="kubelet-client", organization_name="system:masters"
+            ),
             *pki.kubelet_client,
         )
         signing = rsa.generate_private_key(public_exponent=65537, key_size=2048)
