@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from support.rbac import Triple
 
 READ = ("get", "list", "watch")
-OWN = (*READ, "create", "patch", "delete")
+KEEP = (*READ, "create", "patch")
+OWN = (*KEEP, "delete")
 SERVED: dict[tuple[str, str], tuple[str, ...]] = {
-    ("flowprefill.io", "flowprefillservices"): READ,
+    ("flowprefill.io", "flowprefillservices"): ("list", "watch"),
     ("flowprefill.io", "flowprefillservices/status"): ("patch",),
     ("flowprefill.io", "flowprefillservices/finalizers"): ("update",),
     ("", "configmaps"): OWN,
     ("", "persistentvolumeclaims"): OWN,
-    ("", "serviceaccounts"): OWN,
+    ("", "serviceaccounts"): KEEP,
     ("", "services"): OWN,
     ("apps", "controllerrevisions"): OWN,
     ("apps", "deployments"): OWN,
@@ -22,8 +23,8 @@ SERVED: dict[tuple[str, str], tuple[str, ...]] = {
     ("networking.k8s.io", "networkpolicies"): OWN,
     ("policy", "poddisruptionbudgets"): OWN,
     ("autoscaling", "horizontalpodautoscalers"): OWN,
-    ("rbac.authorization.k8s.io", "roles"): OWN,
-    ("rbac.authorization.k8s.io", "rolebindings"): OWN,
+    ("rbac.authorization.k8s.io", "roles"): KEEP,
+    ("rbac.authorization.k8s.io", "rolebindings"): KEEP,
     ("keda.sh", "scaledobjects"): OWN,
     ("monitoring.coreos.com", "podmonitors"): OWN,
     ("gateway.networking.k8s.io", "httproutes"): OWN,

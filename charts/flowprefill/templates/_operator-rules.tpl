@@ -4,7 +4,7 @@
 # where a child names its service as the owner that waits for it; no finalizer is ever set.
 - apiGroups: [flowprefill.io]
   resources: [flowprefillservices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [flowprefill.io]
   resources: [flowprefillservices/status]
   verbs: [patch]
@@ -12,9 +12,13 @@
   resources: [flowprefillservices/finalizers]
   verbs: [update]
 # What a service is made of. Server-side apply needs create and patch, pruning delete.
+# An account and its role are there as long as their service.
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
+  resources: [configmaps, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
   resources: [controllerrevisions, deployments]
   verbs: [get, list, watch, create, patch, delete]
@@ -32,7 +36,7 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings, roles]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # The same where a cluster has these APIs.
 - apiGroups: [keda.sh]
   resources: [scaledobjects]

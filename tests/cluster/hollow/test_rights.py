@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.ecosystem import ecosystem_crds
 
 from flowprefill_operator.kinds import OWNED
 from support.control_plane.hollow_behaviour import Completes, MountFails
@@ -21,6 +20,7 @@ from support.control_plane.operator_identity import (
 )
 from support.control_plane.plane import ControlPlane
 from support.control_plane.waiting import until
+from support.ecosystem import ecosystem_crds
 from support.rbac import Triple, compare, used
 
 Json = dict[str, Any]
