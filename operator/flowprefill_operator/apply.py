@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowprefill_operator import labels
-from flowprefill_operator.cluster.client import REPLICAS_MANAGER, Cluster
+from flowprefill_operator.cluster.client import MANAGER, REPLICAS_MANAGER, Cluster
 from flowprefill_operator.cluster.errors import ClusterError, Invalid
 from flowprefill_operator.kinds import CLAIMS, DEPLOYMENTS, Kind, kind_of
-from flowprefill_operator.observe.managed_fields import covers
+from flowprefill_operator.observe.managed_fields import applied_fields, covers
 from flowprefill_operator.observe.observed import APPLIED, Observed, observe
 from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
@@ -71,7 +70,7 @@ class Applier:
         ] = {}  # uid of an object: hash applied, fields owned then
 
     async def bring_about(self, goal: Goal, *, namespace: str, label: str, uid: str) -> Applied:
-        """One pass. A group waits for the one before it, and is left out when that failed."""
+        """One pass. A group waits for the one before it; when that failed, what does not exist yet is not made."""
         known = self._store.of((namespace, label))
         count = _Count()
         failures: list[Failure] = []
@@ -79,18 +78,19 @@ class Applier:
         for name, replicas in goal.hand_over.items():
             await self._hand_over(namespace, name, replicas, count, failures)
         for step in goal.steps:
-            present = [item for item in step if self._served(kind_of(item))]
             absent += [item for item in step if not self._served(kind_of(item))]
+            failed = {(f.kind, f.name) for f in failures}
             failures += await _together(
                 [
                     self._bring(item, known.get(key_of(item)), uid, count)
-                    for item in present
-                    if str(key_of(item)[1]) not in {f.name for f in failures if f.kind == kind_of(item)}
+                    for item in step
+                    if self._served(kind_of(item))
+                    and key_of(item) not in failed
+                    # Nothing new begins on what is not in place; what runs already is kept as it should be.
+                    and (not failures or key_of(item) in known)
                 ]
             )
-            if failures:
-                break
-        else:
+        if not failures:
             failures += await _together([self._prune(item, count) for item in goal.prune])
         return Applied(writes=count.writes, failures=tuple(failures), absent=tuple(absent))
 
@@ -130,7 +130,7 @@ class Applier:
         if known is not None and self._as_applied(marked, known, uid):
             return None
         try:
-            ours = known is not None and _ours(kind, known.controller, known.labels, uid, item)
+            ours = known is not None and _ours(kind, known.controller, uid, applied=known.fields is not None)
             if not ours:
                 ours = await self._is_ours(item, uid)
             try:
@@ -174,7 +174,8 @@ class Applier:
         controller = next(
             (o["uid"] for o in theirs.get("ownerReferences") or () if o.get("controller")), None
         )
-        if _ours(kind, controller, theirs.get("labels") or {}, uid, item):
+        applied = applied_fields(found, MANAGER) is not None
+        if _ours(kind, controller, uid, applied=applied):
             return True
         if "deletionTimestamp" in theirs:
             reason, message = "BeingDeleted", f'"{name}" of an earlier owner is being deleted'
@@ -240,10 +241,9 @@ def _marked(item: Object) -> Object:
     return {**item, "metadata": {**meta, "annotations": annotations}}
 
 
-def _ours(kind: Kind, controller: str | None, its_labels: Mapping[str, str], uid: str, item: Object) -> bool:
-    """Whether an existing object is the service's: controlled by it, or a claim that an earlier service of this name
-    has left behind."""
+def _ours(kind: Kind, controller: str | None, uid: str, *, applied: bool) -> bool:
+    """Whether an existing object is the service's: controlled by it, or a claim of its name that this operator has
+    `applied`, now or for an earlier service, and that was to be retained."""
     if controller is not None:
         return controller == uid
-    meta: Any = item["metadata"]
-    return kind == CLAIMS and its_labels.get(labels.SERVICE) == meta["labels"][labels.SERVICE]
+    return kind == CLAIMS and applied
