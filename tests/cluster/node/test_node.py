@@ -13,6 +13,7 @@ from support.control_plane.node import Node
 from support.control_plane.node_assets import node_assets
 from support.control_plane.node_leftovers import SYSCTLS
 from support.control_plane.node_pods import PORT, pod_spec, restricted_namespace, web_server
+from support.control_plane.waiting import until
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).status)"
 
@@ -25,7 +26,8 @@ def test_restricted_pods_roll_out_and_answer_under_their_services_name(
         node.plane.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=objects)
         node.plane.kubectl("rollout", "status", "deployment/web", "--namespace", namespace, "--timeout=100s")
         url = f"http://web.{namespace}.svc.cluster.local:{PORT}/"
-        assert node.run("python3", "-c", FETCH, url) == "200\n"
+        # Pods are ready a moment before kube-proxy knows it.
+        until(lambda: node.run("python3", "-c", FETCH, url, check=False) == "200\n", f"an answer from {url}")
         # A pod asks for the short name, and is answered through the Service by a pod beside it.
         from_pod = ["exec", "deployment/web", "--namespace", namespace, "--", "python3", "-c", FETCH]
         assert node.plane.kubectl(*from_pod, f"http://web:{PORT}/").stdout == "200\n"
