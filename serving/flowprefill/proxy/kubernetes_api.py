@@ -110,7 +110,7 @@ async def api_configuration() -> Configuration:
         else:
             await credentials.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
     except (credentials.ConfigException, OSError) as error:
-        where = "the pod's service account" if inside else "a kubeconfig, as this is no pod"
+        where = "the pod's service account" if inside else "a kubeconfig, as this is no pod,"
         raise InvalidConfiguration(
             f"pods cannot be discovered: {where} gives no access to a cluster ({reason_of(error)}); "
             "--endpoints FILE needs none"

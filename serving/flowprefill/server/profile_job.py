@@ -23,11 +23,13 @@ from flowprefill_crd import PodConfig
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 4096
+BUDGET_S = 60.0
+"""Measuring may take longer than in a pod that others wait for, and so reaches longer prompts."""
 SIGNIFICANT_DIGITS = 5
 
 
 def run(config_path: Path, output: Path | None) -> int:
-    """Measure as a prefill pod does before it is ready; returns the exit status.
+    """Measure as a prefill pod does before it is ready, and longer; returns the exit status.
 
     `output` (standard output when None) gets the profile, or on failure the reason as plain text, and the status is 1.
     """
@@ -60,7 +62,7 @@ def measured(config: PodConfig) -> Profile:
         log.info("prefill times are measured", extra={"device": engine.spec.device})
         if isinstance(engine, SimulatedEngine):
             return simulated_profile(engine)
-        return measure_profile(engine)
+        return measure_profile(engine, budget_s=BUDGET_S)
     finally:
         engine.close()
 
