@@ -10,16 +10,25 @@ import pytest
 from support.control_plane.assets import assets
 from support.control_plane.hollow import HollowNode
 from support.control_plane.operated import Operated, operated
-from support.control_plane.plane import ControlPlane
+from support.control_plane.plane import ControlPlane, Surroundings
 
 _numbers = itertools.count(1)
+
+QUICK_AUTOSCALER = (
+    "--horizontal-pod-autoscaler-sync-period=2s",
+    "--horizontal-pod-autoscaler-downscale-stabilization=4s",
+    "--horizontal-pod-autoscaler-cpu-initialization-period=1s",
+    "--horizontal-pod-autoscaler-initial-readiness-delay=1s",
+)
+"""What a real cluster waits minutes for."""
 
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The newest supported Kubernetes."""
     programs = assets("newest")
-    plane = ControlPlane(programs, tmp_path_factory.mktemp("hollow") / "control-plane")
+    around = Surroundings(manager_flags=QUICK_AUTOSCALER)
+    plane = ControlPlane(programs, tmp_path_factory.mktemp("hollow") / "control-plane", around)
     plane.start()
     yield plane
     plane.stop()

@@ -35,13 +35,15 @@ class Surroundings:
     """Where the programs run. `prefix` starts each of them, as in `nsenter --net=...`.
 
     `address` is where this process reaches the API server. `advertised` is where pods reach it; None where there are
-    none, and then the Service `kubernetes` has no endpoint. `users` are more users, see `pki.USERS`.
+    none, and then the Service `kubernetes` has no endpoint. `users` are more users, see `pki.USERS`. `manager_flags` are
+    more flags of the controller manager.
     """
 
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
     advertised: str | None = None
     users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    manager_flags: tuple[str, ...] = ()
 
 
 class ControlPlane:
@@ -219,4 +221,5 @@ class ControlPlane:
             f"--root-ca-file={self.pki.ca}",
             f"--cluster-signing-cert-file={self.pki.ca}",
             f"--cluster-signing-key-file={self.pki.ca_key}",
+            *self._surroundings.manager_flags,
         ]
