@@ -67,8 +67,10 @@ def test_pods_follow_the_use_of_cpu(cluster: Operated, namespace: str, metrics: 
     # Twice the wanted use: 2 pods become 4, which then would still use 1 core each: 8, of which 6 are allowed.
     metrics.cpu_millicores = lambda pod: 1000
     until(lambda: replicas(cluster, namespace) == [6], "6 prefill pods", within_s=SCALED_S)
-    cluster.wait_ready(namespace, "web")
-    assert cluster.service(namespace, "web")["status"]["roles"]["prefill"]["summary"] == "6/6"
+    until(
+        lambda: cluster.service(namespace, "web")["status"]["roles"]["prefill"]["summary"] == "6/6",
+        "the status tells 6 of 6",
+    )
     metrics.cpu_millicores = lambda pod: 100
     until(lambda: replicas(cluster, namespace) == [2], "2 prefill pods again", within_s=SCALED_S)
 
