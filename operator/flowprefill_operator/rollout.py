@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator import labels
-from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
+from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed, Pod, Workload
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
@@ -117,7 +117,7 @@ def goal(
     now = scene(observed, service.metadata.uid)
     records = read_records(observed.values(), service.metadata.uid)
     target = choose(service, settings, records)
-    previous = _previous(now, target.name, records)
+    previous = _previous(now, target.name, records, proven)
     if target.recorded is not None:
         settings = settings.pinned(target.recorded.images)
     context = Context(service, settings, target.name)
@@ -133,9 +133,8 @@ def goal(
     settled = _proxies_settled(now, target.name)
     asleep = any(w.replicas == 0 for role in roles if (w := now.workload(role, target.name)) is not None)
     done = previous is None or (up and settled and (asleep or target.name in proven))
-    in_the_way = recreate and any(
-        pod.role in WORKER_ROLES and pod.revision != target.name for _, pod in now.pods
-    )
+    others_pods = any(pod.role in WORKER_ROLES and pod.revision != target.name for _, pod in now.pods)
+    in_the_way = recreate and (previous is not None or others_pods)
 
     scaled = target.name if done or previous is None else previous
     planned = plan(service, settings, revision=target.name, scaled_revision=scaled)
@@ -177,14 +176,18 @@ def goal(
     )
 
 
-def _previous(now: Scene, target: str, records: Mapping[str, Revision]) -> str | None:
-    """The revision to replace: one that serves if any does, the latest of them; None when there is no other."""
+def _previous(
+    now: Scene, target: str, records: Mapping[str, Revision], proven: frozenset[str]
+) -> str | None:
+    """The revision to replace: one that has pods and has served a token if any has, the latest of them; None when there is
+    no other."""
     others = {rev for (role, rev) in now.deployments if role in WORKER_ROLES and rev != target}
     if not others:
         return None
 
-    def rank(name: str) -> tuple[bool, int, str]:
-        return (now.serves(name, WORKER_ROLES), records[name].number if name in records else 0, name)
+    def rank(name: str) -> tuple[bool, bool, int, str]:
+        number = records[name].number if name in records else 0
+        return (now.serves(name, WORKER_ROLES), name in proven, number, name)
 
     return max(others, key=rank)
 
@@ -335,4 +338,6 @@ def _prune(
             continue
         if key[0] == RECORDS and item.labels.get(labels.REVISION) in kept:
             continue
+        if key[0] == CLAIMS and len(in_use - {None}) > 1:
+            continue  # pods of the revision before may start from it
         yield item

@@ -102,7 +102,7 @@ async def lead(api: ApiClient, at: LeaseName, work: Callable[[], Awaitable[None]
         lock=lock,
         lease_duration=at.lease_s,
         renew_deadline=max(at.lease_s * 2 / 3, 2),
-        retry_period=max(at.lease_s / 7, 0.5),
+        retry_period=max(at.lease_s / 7, 1.0),
         onstarted_leading=started,
         onstopped_leading=stopped,
     )

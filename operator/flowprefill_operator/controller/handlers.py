@@ -1,4 +1,4 @@
-"""kopf: the watches. A handler only notes what it is told and names the service whose turn it is.
+"""kopf: the watches. A handler only passes on what it is told.
 
 kopf's other ways to react (timers, daemons, deletion handlers) would put a finalizer on every service; none is used.
 """
@@ -6,19 +6,19 @@ kopf's other ways to react (timers, daemons, deletion handlers) would put a fina
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import kopf
 from kubernetes.aio.client import Configuration
 
-from flowprefill_operator.controller.queue import WorkQueue
 from flowprefill_operator.controller.resync import SELECTOR
-from flowprefill_operator.controller.services import Services
 from flowprefill_operator.kinds import SERVICES, WATCHED, Kind
-from flowprefill_operator.observe.store import Store
 
 log = logging.getLogger(__name__)
+
+Event = Mapping[str, Any]
+"""A watch event as kopf tells it; objects are what an API server sent."""
 
 PREFIX = "operator.flowprefill.io"
 """Of everything that kopf itself might write on an object; with these handlers it writes nothing."""
@@ -43,6 +43,8 @@ def quieten() -> None:
     objects.setLevel(logging.WARNING)
     objects.addFilter(_plain)
     logging.getLogger("kopf.activities").setLevel(logging.WARNING)
+    # It warns that signals are not its own, which is so on purpose.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 def _plain(record: logging.LogRecord) -> bool:
@@ -56,46 +58,32 @@ def _plain(record: logging.LogRecord) -> bool:
 
 
 def registry(
-    services: Services,
-    store: Store,
-    queue: WorkQueue,
-    configuration: Configuration,
     *,
-    stopping: Callable[[], None],
+    on_service: Callable[[Event], object],
+    on_object: Callable[[Kind, Event], object],
+    configuration: Configuration,
 ) -> kopf.OperatorRegistry:
-    """The handlers: one for services, one for every kind of object that belongs to them. `stopping` is called when kopf
-    has been told to stop."""
+    """The handlers: one for services, one for every kind of object that belongs to them. They only pass on what they
+    are told: `type` (None in a list, ADDED, MODIFIED or DELETED) and `object`."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, registry=handlers)
     async def service_event(event: kopf.RawEvent, **_: Any) -> None:
-        body: Any = event["object"]
-        if event["type"] == "DELETED":
-            meta = body["metadata"]
-            key = (meta["namespace"], meta["name"])
-            services.drop(key, meta["uid"])
-        else:
-            key = services.put(body)
-        queue.add(key)
+        on_service(dict(event))
+
+    def watch(kind: Kind) -> None:
+        @kopf.on.event(kind.group, kind.version, kind.plural, registry=handlers, id=f"watch-{kind.resource}")
+        async def object_event(event: kopf.RawEvent, **_: Any) -> None:
+            on_object(kind, dict(event))
 
     for kind in WATCHED:
-        _watch(kind, store, handlers)
-
-    @kopf.on.cleanup(registry=handlers)
-    async def cleanup(**_: Any) -> None:
-        stopping()
+        watch(kind)
 
     @kopf.on.login(registry=handlers)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection(configuration)
 
     return handlers
-
-
-def _watch(kind: Kind, store: Store, handlers: kopf.OperatorRegistry) -> None:
-    @kopf.on.event(kind.group, kind.version, kind.plural, registry=handlers, id=f"watch-{kind.resource}")
-    async def object_event(event: kopf.RawEvent, **_: Any) -> None:
-        (store.drop if event["type"] == "DELETED" else store.put)(kind, event["object"])
 
 
 def settings(*, clusterwide: bool) -> kopf.OperatorSettings:

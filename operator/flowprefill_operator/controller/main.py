@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 
 import aiohttp
-import kopf
 from kubernetes.aio.client import ApiClient
 
 from flowprefill_operator.apply import Applier
@@ -20,7 +19,7 @@ from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.connect import Credentials, connected, credentials
 from flowprefill_operator.cluster.lease import LeaseName, LostLease, lead
 from flowprefill_operator.config import OperatorConfig
-from flowprefill_operator.controller.handlers import quieten, registry, settings
+from flowprefill_operator.controller.handlers import Event, quieten, registry
 from flowprefill_operator.controller.http import health_app, listen
 from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
@@ -30,6 +29,8 @@ from flowprefill_operator.controller.reconcile import Reconciler
 from flowprefill_operator.controller.resync import Resync
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
+from flowprefill_operator.controller.watching import Watches
+from flowprefill_operator.kinds import Kind
 from flowprefill_operator.observe.store import Owner, Store
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Operator:
         self.queue = WorkQueue()
         self.store = Store(self._changed)
         self.prober = Prober(http, self.queue.add)
+        self.metrics.queued.set_function(lambda: len(self.queue))
         mounts = Mounts(cluster)
         applier = Applier(cluster, self.store, served=self.surroundings.serves)
         self.reconciler = Reconciler(
@@ -89,36 +91,28 @@ class Operator:
         """Watch, look and reconcile until `stop`; everything that was started is over on return."""
         self.standing_by = False
         self.metrics.leader.set(1)
-        clusterwide = not self.config.namespaces
-        own = [
+        self.resync.beat_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        handlers = registry(
+            on_service=lambda event: loop.call_soon_threadsafe(self._on_service, event),
+            on_object=lambda kind, event: loop.call_soon_threadsafe(self._on_object, kind, event),
+            configuration=self._configuration,
+        )
+        tasks = [
             asyncio.create_task(self.resync.run(), name="resync"),
             asyncio.create_task(self._passes(), name="passes"),
+            asyncio.create_task(Watches(handlers, self.config.namespaces).run(), name="watches"),
             asyncio.create_task(stop.wait(), name="stop"),
         ]
-        handlers = registry(self.services, self.store, self.queue, self._configuration, stopping=stop.set)
-        watches = asyncio.create_task(
-            kopf.operator(
-                registry=handlers,
-                settings=settings(clusterwide=clusterwide),
-                clusterwide=clusterwide,
-                namespaces=self.config.namespaces,
-                standalone=True,
-                stop_flag=stop,
-            ),
-            name="kopf",
-        )
         try:
-            done, _ = await asyncio.wait([*own, watches], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            # Our own tasks first: at its end kopf waits for every task that began after it.
-            stop.set()
-            for task in own:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*own, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.prober.close()
-            await asyncio.gather(watches, return_exceptions=True)
             self.metrics.leader.set(0)
 
     def stalled(self) -> str | None:
@@ -135,6 +129,21 @@ class Operator:
         """Passes start when everything has been looked at once: what is there is not to be made anew."""
         await self.surroundings.looked.wait()
         await self.queue.work(self.reconciler, workers=WORKERS)
+
+    def _on_service(self, event: Event) -> None:
+        """A service is new, another, or gone."""
+        body = event["object"]
+        if event["type"] == "DELETED":
+            meta = body["metadata"]
+            key = (meta["namespace"], meta["name"])
+            self.services.drop(key, meta["uid"])
+        else:
+            key = self.services.put(body)
+        self.queue.add(key)
+
+    def _on_object(self, kind: Kind, event: Event) -> None:
+        """An object that belongs to a service is new, another, or gone."""
+        (self.store.drop if event["type"] == "DELETED" else self.store.put)(kind, event["object"])
 
     def _changed(self, owner: Owner) -> None:
         key = self.services.key_of(owner)
@@ -179,7 +188,6 @@ async def _until_stopped(
 ) -> None:
     election = config.leader_election
     if not election.enabled:
-        operator.resync.beat_s = time.monotonic()
         await operator.work(stop)
         return
     at = LeaseName(
@@ -189,11 +197,7 @@ async def _until_stopped(
         lease_s=election.lease_seconds,
     )
 
-    async def work() -> None:
-        operator.resync.beat_s = time.monotonic()
-        await operator.work(stop)
-
-    leading = asyncio.create_task(lead(api, at, work), name="leader")
+    leading = asyncio.create_task(lead(api, at, lambda: operator.work(stop)), name="leader")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -146,7 +146,6 @@ class Resync:
         ready = Counter(_ready(self.services.get(key) or {}) for key in self.services)
         for status in ("True", "False", "Unknown"):
             self.metrics.services.labels(status).set(ready[status])
-        self.metrics.queued.set(len(self.queue))
 
 
 def _selector(kind: Kind) -> str | None:

@@ -1,0 +1,68 @@
+"""kopf on a thread and an event loop of its own.
+
+At its end kopf cancels every task of its loop that began after it, and a watch stream with an error in it (an API server
+that loses its etcd, say) ends kopf. Apart from the passes, that is only a reason to begin watching anew, with lists.
+Events reach the passes' loop in the order in which kopf hands them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+
+import kopf
+
+from flowprefill_operator.controller.handlers import settings
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 2.0
+"""Between an end of kopf that nobody asked for and its next beginning."""
+
+
+class Watches:
+    """Runs kopf until stopped. The registry's handlers are called on kopf's loop."""
+
+    def __init__(self, registry: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
+        """`namespaces` to watch; empty is all."""
+        self._registry = registry
+        self._namespaces = tuple(namespaces)
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled; the thread has ended on return."""
+        thread = asyncio.create_task(asyncio.to_thread(self._serve), name="watches' thread")
+        try:
+            await asyncio.shield(thread)
+        finally:
+            self._stopping.set()
+            loop, stop = self._loop, self._stop
+            if loop is not None and stop is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(stop.set)
+            await thread
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                asyncio.run(self._watch())
+            except Exception:
+                log.exception("watches failed; they begin anew", extra={"pause_s": PAUSE_S})
+                self._stopping.wait(PAUSE_S)
+
+    async def _watch(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        if self._stopping.is_set():
+            return
+        clusterwide = not self._namespaces
+        await kopf.operator(
+            registry=self._registry,
+            settings=settings(clusterwide=clusterwide),
+            clusterwide=clusterwide,
+            namespaces=self._namespaces,
+            standalone=True,
+            stop_flag=self._stop,
+        )
