@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from flowprefill_operator.cluster.client import Cluster
-from flowprefill_operator.cluster.errors import ClusterError
+from flowprefill_operator.cluster.errors import ClusterError, Forbidden
 from flowprefill_operator.kinds import EVENTS
 from flowprefill_operator.observe.observed import Observed, Pod
 
@@ -31,6 +31,8 @@ class Mounts:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._known: dict[str, tuple[float, str | None]] = {}
+        self.forbidden: frozenset[tuple[str, str]] = frozenset()
+        """What the last look was refused for want of a right, as (verb, resource)."""
 
     async def unmounted(self, pods: Iterable[tuple[Observed, Pod]]) -> tuple[dict[str, str], float | None]:
         """Messages by pod name, and after how many seconds to look again (None while no pod is starting)."""
@@ -52,6 +54,10 @@ class Mounts:
         selector = f"regarding.kind=Pod,regarding.name={item.name},reason=FailedMount"
         try:
             events, _ = await self._cluster.list(EVENTS, namespace=item.namespace, fields=selector)
+            self.forbidden = frozenset()
+        except Forbidden as error:
+            self.forbidden = frozenset({(error.verb, error.resource)})
+            return None
         except ClusterError as error:
             log.debug("events cannot be read", extra={"reason": str(error)})
             return None

@@ -84,7 +84,12 @@ class Reconciler:
         again_s = self._ask(key, view)
         mounts, look_s = await self.mounts.unmounted(view.scene.pods)
         again_s = min((s for s in (again_s, look_s) if s is not None), default=None)
-        view = replace(view, reports=replace(self.prober.reports(key), mounts=mounts))
+        refused = tuple(self.mounts.forbidden) if look_s is not None else ()  # asked for starting pods alone
+        view = replace(
+            view,
+            reports=replace(self.prober.reports(key), mounts=mounts),
+            forbidden=(*view.forbidden, *refused),
+        )
         seen = 0 if service.status is None else service.status.observed_generation
         if seen == service.metadata.generation and self.prober.is_new(key):
             return again_s  # a new operator has not heard of the pods yet; what the status says holds until it has
