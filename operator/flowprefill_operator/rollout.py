@@ -87,6 +87,10 @@ class Scene:
             and detail.ready >= detail.replicas
         )
 
+    def alive(self) -> Iterable[Pod]:
+        """Pods that run or may come to run; one that was evicted stays as an object, and takes no part any more."""
+        return (pod for _, pod in self.pods if pod.phase not in ("Failed", "Succeeded"))
+
     def serves(self, revision: str, roles: Iterable[str]) -> bool:
         """Whether a revision has a ready pod in each of its roles."""
         present = [role for role in roles if (role, revision) in self.deployments]
@@ -133,7 +137,7 @@ def goal(
     settled = _proxies_settled(now, target.name)
     asleep = any(w.replicas == 0 for role in roles if (w := now.workload(role, target.name)) is not None)
     done = previous is None or (up and settled and (asleep or target.name in proven))
-    others_pods = any(pod.role in WORKER_ROLES and pod.revision != target.name for _, pod in now.pods)
+    others_pods = any(pod.role in WORKER_ROLES and pod.revision != target.name for pod in now.alive())
     in_the_way = recreate and (previous is not None or others_pods)
 
     scaled = target.name if done or previous is None else previous
@@ -179,15 +183,15 @@ def goal(
 def _previous(
     now: Scene, target: str, records: Mapping[str, Revision], proven: frozenset[str]
 ) -> str | None:
-    """The revision to replace: one that has pods and has served a token if any has, the latest of them; None when there is
-    no other."""
+    """The revision to replace: one that has served a token if any has, even if its pods are just restarting, then one
+    that has ready pods, the latest of them; None when there is no other."""
     others = {rev for (role, rev) in now.deployments if role in WORKER_ROLES and rev != target}
     if not others:
         return None
 
     def rank(name: str) -> tuple[bool, bool, int, str]:
         number = records[name].number if name in records else 0
-        return (now.serves(name, WORKER_ROLES), name in proven, number, name)
+        return (name in proven, now.serves(name, WORKER_ROLES), number, name)
 
     return max(others, key=rank)
 
@@ -199,7 +203,7 @@ def _proxy_revision(now: Scene) -> str | None:
 
 def _proxies_settled(now: Scene, target: str) -> bool:
     """Whether all proxies are of the target, with none of another revision left, not even one that stops."""
-    left = any(pod.role == PROXY and pod.revision != target for _, pod in now.pods)
+    left = any(pod.role == PROXY and pod.revision != target for pod in now.alive())
     return not left and now.complete(PROXY, target)
 
 
