@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help
 help: ## Print the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-13s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Create .venv with everything the demo and the tests need
@@ -33,6 +33,10 @@ test-no-torch: ## Run the suites that need no torch on PYTHON, in an environment
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[proxy,operator,dev]'
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not torch and not model" \
 		--ignore tests/unit/engines/torch_engine tests/unit tests/contract/policies $(PYTEST_ARGS)
+
+.PHONY: control-plane
+control-plane: setup ## Download the official programs of a Kubernetes control plane, which the cluster suite then finds
+	@$(BIN)/python scripts/control_plane.py $(if $(PIN),--pin)
 
 .PHONY: lint
 lint: setup ## Check format, types and import rules

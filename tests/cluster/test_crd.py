@@ -12,20 +12,20 @@ from flowprefill_crd.crd import CRD_NAME
 from flowprefill_crd.generate import ROOT
 from flowprefill_crd.samples import sample_path
 from support.bad_services import BAD_SERVICES, BadService
-from support.control_plane.plane import ControlPlane
+from support.control_plane.kubectl import Kubectl
 from support.services import MINIMAL_SPEC, document
 
 SAMPLES = sorted(path.name for path in sample_path("quickstart.yaml").parent.glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> ControlPlane:
-    control_plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{CRD_NAME}.yaml"))
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
-    return control_plane
+def api(api_server: Kubectl) -> Kubectl:
+    api_server.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{CRD_NAME}.yaml"))
+    api_server.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
+    return api_server
 
 
-def apply(api: ControlPlane, body: dict[str, Any], *, check: bool = True, dry: bool = True) -> str:
+def apply(api: Kubectl, body: dict[str, Any], *, check: bool = True, dry: bool = True) -> str:
     """Apply on the server; what was said."""
     options = ["--dry-run=server"] if dry else []
     done = api.kubectl(
@@ -42,7 +42,7 @@ def apply(api: ControlPlane, body: dict[str, Any], *, check: bool = True, dry: b
     return done.stdout + done.stderr
 
 
-def test_its_schema_is_structural_and_has_no_complaint(api: ControlPlane) -> None:
+def test_its_schema_is_structural_and_has_no_complaint(api: Kubectl) -> None:
     conditions = {c["type"]: c for c in api.get("crd", CRD_NAME)["status"]["conditions"]}
     assert conditions["Established"]["status"] == "True"
     assert conditions["NamesAccepted"]["status"] == "True"
@@ -50,25 +50,23 @@ def test_its_schema_is_structural_and_has_no_complaint(api: ControlPlane) -> Non
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_sample_is_accepted_as_it_is(api: ControlPlane, name: str) -> None:
+def test_every_sample_is_accepted_as_it_is(api: Kubectl, name: str) -> None:
     apply(api, yaml.safe_load(sample_path(name).read_text()))
 
 
 @pytest.mark.parametrize("bad", BAD_SERVICES, ids=str)
-def test_a_bad_service_is_refused_with_its_field_and_what_is_accepted(
-    api: ControlPlane, bad: BadService
-) -> None:
+def test_a_bad_service_is_refused_with_its_field_and_what_is_accepted(api: Kubectl, bad: BadService) -> None:
     said = apply(api, document(bad.spec), check=False)
     assert bad.message in said
     assert bad.path in said
 
 
-def test_an_unknown_field_is_refused_by_name(api: ControlPlane) -> None:
+def test_an_unknown_field_is_refused_by_name(api: Kubectl) -> None:
     said = apply(api, document({**MINIMAL_SPEC, "replicaz": 3}), check=False)
     assert "replicaz" in said
 
 
-def test_it_is_listed_and_explained(api: ControlPlane) -> None:
+def test_it_is_listed_and_explained(api: Kubectl) -> None:
     sample = yaml.safe_load(sample_path("quickstart.yaml").read_text())
     apply(api, sample, dry=False)
     header, row = api.kubectl("get", "fps").stdout.splitlines()
@@ -82,7 +80,7 @@ def test_it_is_listed_and_explained(api: ControlPlane) -> None:
     api.kubectl("delete", "fps", "quickstart")
 
 
-def test_only_the_status_endpoint_writes_the_status(api: ControlPlane) -> None:
+def test_only_the_status_endpoint_writes_the_status(api: Kubectl) -> None:
     sample = yaml.safe_load(sample_path("quickstart.yaml").read_text())
     apply(api, {**sample, "status": {"url": "http://elsewhere"}}, dry=False)
     assert "url" not in api.get("fps", "quickstart").get("status", {})

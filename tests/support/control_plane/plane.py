@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
-import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from flowprefill_operator.node.ports import free_ports
 from support.control_plane.daemon import Daemon
+from support.control_plane.kubectl import Kubectl
 from support.control_plane.pki import AGGREGATOR, Pki
 
 AUDIT_POLICY = {
@@ -26,8 +23,6 @@ AUDIT_POLICY = {
     "rules": [{"level": "Metadata"}],
 }
 """Who called what: the log tells used verbs and counts writes."""
-
-KUBECTL_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +41,7 @@ class Surroundings:
     manager_flags: tuple[str, ...] = ()
 
 
-class ControlPlane:
+class ControlPlane(Kubectl):
     """etcd, API server, controller manager and scheduler on free ports of 127.0.0.1, RBAC on."""
 
     def __init__(self, assets: Path, folder: Path, surroundings: Surroundings | None = None) -> None:
@@ -62,17 +57,13 @@ class ControlPlane:
         self.url = f"https://{around.address}:{api}"
         addresses = {around.address, around.advertised or around.address} - {"127.0.0.1"}
         self.pki = Pki.create(folder / "pki", self.url, addresses=sorted(addresses), users=around.users)
+        super().__init__(assets / "kubectl", self.pki.kubeconfig("admin"), folder)
         self._http = httpx.Client(
             base_url=self.url,
             headers={"authorization": "Bearer admin-token"},
             verify=ssl.create_default_context(cafile=str(self.pki.ca)),
             trust_env=False,
         )
-
-    @property
-    def kubeconfig(self) -> Path:
-        """Everything is allowed to its user."""
-        return self.pki.kubeconfig("admin")
 
     @property
     def audit_log(self) -> Path:
@@ -97,35 +88,6 @@ class ControlPlane:
     def stop(self) -> None:
         self._running.close()
         self._http.close()
-
-    def kubectl(
-        self, *args: str, stdin: str | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the admin. With `check` an exit status other than 0 fails the test with what it said."""
-        done = subprocess.run(
-            [str(self._assets / "kubectl"), *args],
-            input=stdin,
-            env={"PATH": os.environ["PATH"], "HOME": str(self._folder), "KUBECONFIG": str(self.kubeconfig)},
-            capture_output=True,
-            text=True,
-            timeout=KUBECTL_S,
-            check=False,
-        )
-        assert not check or done.returncode == 0, f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}"
-        return done
-
-    def until_done(self, *args: str) -> str:
-        """Run kubectl until it succeeds; its output."""
-        end_s = time.monotonic() + KUBECTL_S
-        while (done := self.kubectl(*args, check=False)).returncode:
-            assert time.monotonic() < end_s, f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}"
-            time.sleep(0.2)
-        return done.stdout
-
-    def get(self, *args: str) -> dict[str, Any]:
-        """`kubectl get ... -o json`."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json").stdout)
-        return found
 
     def _start(self, program: str, *flags: str, ready: str | None = None) -> None:
         argv = [*self._surroundings.prefix, str(self._assets / program), *flags]
