@@ -66,6 +66,16 @@ def always_serves(*revisions: str) -> Any:
     return check
 
 
+def workers_outlive_proxies(revision: str) -> Any:
+    """A watcher: while a proxy of the revision is left, which prefers its workers, they are."""
+
+    def check(cluster: SimulatedCluster) -> None:
+        if cluster.deployment("prefill", revision) is None or cluster.deployment("decode", revision) is None:
+            assert not cluster.members("proxy", revision), "workers go before their proxies"
+
+    return check
+
+
 def assert_rolled(cluster: SimulatedCluster, revision: str) -> None:
     """Nothing but this revision is left, and nothing is left to do."""
     goal = cluster.settle()
@@ -203,6 +213,20 @@ def test_going_back_at_any_moment_of_a_rollout_serves_all_the_while(after: int, 
     cluster.watchers.append(always_serves(old, new))
     cluster.steps(after)
     assert cluster.ask(TWO) == old
+    cluster.watchers.append(workers_outlive_proxies(new))
+    cluster.steps(EVENTS)
+    assert_rolled(cluster, old)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_going_back_when_only_the_proof_was_missing_replaces_proxies_before_workers_go(seed: int) -> None:
+    cluster, old = settled(seed, TWO)
+    new = cluster.ask(spec(TWO, OTHER))
+    cluster.mute.add(new)
+    cluster.settle()
+    assert cluster.running("proxy", new)
+    assert cluster.ask(TWO) == old
+    cluster.watchers += [always_serves(old, new), workers_outlive_proxies(new)]
     cluster.steps(EVENTS)
     assert_rolled(cluster, old)
 
