@@ -15,6 +15,7 @@ def _default_images() -> dict[str, str]:
         "torch": f"flowprefill/serving:{release}",
         "simulated": f"flowprefill/serving:{release}",
         "vllm": f"flowprefill/serving-vllm:{release}",
+        "proxy": f"flowprefill/proxy:{release}",
     }
 
 
@@ -44,8 +45,10 @@ class PlanSettings:
     namespace. `local` is set when the pods run as processes here.
     """
 
-    images: Mapping[str, str] = field(default_factory=_default_images)
-    proxy_image: str = field(default_factory=lambda: _default_images()["torch"])
+    images: Mapping[str, str] = field(
+        default_factory=lambda: {name: image for name, image in _default_images().items() if name != "proxy"}
+    )
+    proxy_image: str = field(default_factory=lambda: _default_images()["proxy"])
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     user_id: int = 10001

@@ -99,7 +99,7 @@ def test_serving_images_follow_registry_and_tag_of_the_operators_unless_they_hav
     registry = "registry.example.com:5000/team"
     assert images.torch == f"{registry}/flowprefill/serving:own"
     assert images.simulated == f"{registry}/flowprefill/serving:1.2.3"
-    assert images.proxy == f"{registry}/flowprefill/serving:1.2.3"
+    assert images.proxy == f"{registry}/flowprefill/proxy:1.2.3"
     assert images.vllm == f"other.example.com/flowprefill/serving-vllm@{DIGEST}"
 
 
