@@ -36,5 +36,5 @@ def control_plane() -> Iterator[tuple[ControlPlane, Path]]:
 @contextmanager
 def stage(**config: object) -> Iterator[Operated]:
     """All of it, the operator at work. `config` as for `OperatorProcess`."""
-    with control_plane() as (plane, folder), operated(plane, folder / "operator", **config) as found:
+    with control_plane() as (plane, folder), operated(plane, folder, **config) as found:
         yield found
