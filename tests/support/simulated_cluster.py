@@ -284,6 +284,10 @@ class SimulatedCluster:
         for pod in self.members(role, revision):
             pod["status"] = {"phase": "Running"}
 
+    def hear(self) -> None:
+        """The operator hears of everything."""
+        self._tell_all()
+
     def lose(self, key: Key) -> None:
         """Somebody deletes an object, and the operator has heard of it."""
         self._delete(key, self.objects[key]["metadata"]["uid"])

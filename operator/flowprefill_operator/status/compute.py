@@ -67,8 +67,8 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def _revision(view: View) -> RevisionStatus | None:
-    if view.goal is None:
-        return None
+    if view.goal is None:  # not acted on: what serves is what did
+        return None if view.service.status is None else view.service.status.revision
     target = view.goal.target.name
     current = view.goal.previous or (target if view.goal.serving == target else None)
     return RevisionStatus(current=current, updating=None if current == target else target)

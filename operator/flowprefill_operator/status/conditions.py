@@ -61,8 +61,7 @@ def verdicts(view: View) -> dict[str, Verdict]:
     found["Available"] = _available(view)
     ready = _ready(found)
     if ready.status != "True":
-        broken = [v for v in found.values() if v.stalled]
-        found["Stalled" if broken else "Reconciling"] = holds(ready.reason, ready.message)
+        found["Stalled" if ready.stalled else "Reconciling"] = holds(ready.reason, ready.message)
     return {"Ready": ready} | found
 
 
@@ -74,7 +73,8 @@ def _ready(found: Mapping[str, Verdict]) -> Verdict:
     if not open_branches:
         return holds("Serving", "one token has been served through the service as it is specified")
     name, first = next(((n, v) for n, v in open_branches if v.stalled), open_branches[0])
-    return Verdict(status=first.status, reason=first.reason, message=f"{name}: {first.message}")
+    text = f"{name}: {first.message}"
+    return Verdict(status=first.status, reason=first.reason, message=text, stalled=first.stalled)
 
 
 def _accepted(view: View) -> Verdict:
@@ -179,7 +179,8 @@ def _available(view: View) -> Verdict:
         return Verdict(status="False", reason="NoPods", message="no revision has a ready pod in each role")
     if not proxies:
         return Verdict(status="False", reason="NoProxy", message="no proxy is ready")
-    if serving not in view.reports.proven and (view.goal is None or view.goal.previous is None):
+    workers = {rev for (role, rev) in view.scene.deployments if role in WORKER_ROLES}
+    if not any(rev in view.reports.proven and view.scene.serves(rev, WORKER_ROLES) for rev in workers):
         return Verdict(status="False", reason="RoundTripPending", message="no token has been served yet")
     return holds("Serving", f"revision {serving} serves")
 
