@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from flowprefill_operator.kinds import OWNED
 from support.control_plane.operated import Operated, operated, simulated
+from support.control_plane.operator_identity import chart_rules, grant, without
 from support.control_plane.plane import ControlPlane
 from support.control_plane.waiting import until
+from support.ecosystem import ecosystem_crds
 
 Json = dict[str, Any]
 
@@ -41,3 +44,100 @@ def test_the_schema_of_another_release_is_told(cluster: Operated, namespace: str
     finally:
         annotate(notes[hash_name])
     until(lambda: "SchemaCurrent" not in cluster.conditions(namespace, "web"), "it is over")
+
+
+PIECES = (
+    ("configmaps", "ConfigMap", "-live"),
+    ("controllerrevisions", "ControllerRevision", ""),
+    ("deployments", "Deployment", "-decode-"),
+    ("services", "Service", "-proxy"),
+    ("serviceaccounts", "ServiceAccount", "-proxy"),
+    ("roles", "Role", "-proxy"),
+    ("rolebindings", "RoleBinding", "-proxy"),
+    ("networkpolicies", "NetworkPolicy", "-workers"),
+    ("poddisruptionbudgets", "PodDisruptionBudget", "-prefill"),
+    ("horizontalpodautoscalers", "HorizontalPodAutoscaler", "-decode"),
+)
+"""Resource, kind and a part of the name of an object that a service needs."""
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Operated) -> Iterator[str]:
+    """The namespace of a service `web` with an object of each of those kinds."""
+    name = "rights"
+    cluster.plane.kubectl("create", "namespace", name)
+    scaling = {"minReplicas": 2, "maxReplicas": 4}
+    cpu = {"requests": {"cpu": "1"}}
+    cluster.apply(
+        name, simulated("web", prefill={"replicas": 2}, decode={"autoscaling": scaling, "resources": cpu})
+    )
+    cluster.wait_ready(name, "web")
+    yield name
+    grant(cluster.plane)
+    cluster.plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.parametrize("verb", ["create", "patch"])
+@pytest.mark.parametrize(
+    ("resource", "kind", "part"), PIECES, ids=lambda value: value if value.islower() else ""
+)
+def test_a_verb_that_is_taken_away_is_named_and_what_is_missing_is_made_when_it_is_back(
+    cluster: Operated, whole: str, verb: str, resource: str, kind: str, part: str
+) -> None:
+    group = next(found for found in OWNED if found.kind == kind)
+    uid = cluster.service(whole, "web")["metadata"]["uid"]
+    name = next(n for k, n in cluster.owned(whole, uid) if k == kind and part in n)
+    grant(cluster.plane, without(chart_rules(), verb, resource))
+    cluster.delete(group, whole, name)
+    told = cluster.wait_condition(whole, "web", "ObjectsApplied", "False", reason="Forbidden")
+    assert verb in told["message"]
+    assert group.resource in told["message"]
+    ready = cluster.wait_condition(whole, "web", "Ready", "False", reason="Forbidden")
+    assert group.resource in ready["message"]
+    assert "Stalled" in cluster.conditions(whole, "web")
+    grant(cluster.plane)
+    cluster.wait_ready(whole, "web")
+    assert cluster.get(group, whole, name) is not None
+
+
+@pytest.mark.parametrize(
+    "resource", ["configmaps", "deployments.apps", "pods", "networkpolicies.networking.k8s.io"]
+)
+def test_a_watch_that_is_refused_is_named_and_heals(cluster: Operated, namespace: str, resource: str) -> None:
+    cluster.apply(namespace, simulated("web"))
+    cluster.wait_ready(namespace, "web")
+    refusal = cluster.faulty.refuse(403, verb="watch", resource=resource)
+    cluster.wait_condition(namespace, "web", "Ready", "False", reason="Forbidden", says=resource)
+    assert "watch" in cluster.conditions(namespace, "web")["Ready"]["message"]
+    cluster.wait_condition(namespace, "web", "Available", "True")
+    cluster.faulty.heal(refusal)
+    cluster.wait_ready(namespace, "web", within_s=90.0)
+    assert cluster.operator.running
+
+
+def test_crds_of_other_projects_are_used_when_they_appear(cluster: Operated, namespace: str) -> None:
+    files = ecosystem_crds()
+    scaling = {
+        "minReplicas": 2,
+        "maxReplicas": 4,
+        "provider": "Keda",
+        "prometheusAddress": "http://prometheus.monitoring:9090",
+    }
+    body = simulated("web", prefill={"autoscaling": scaling})
+    created = cluster.apply(namespace, body)
+    cluster.wait_ready(namespace, "web")
+    cluster.wait_condition(namespace, "web", "AutoscalingReady", "False", reason="CRDNotInstalled")
+    before = {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")}
+    for file in files:
+        cluster.plane.kubectl("apply", "--server-side", "-f", str(file))
+
+    def kinds() -> set[str]:
+        return {kind for kind, _ in cluster.owned(namespace, created["metadata"]["uid"])}
+
+    until(lambda: {"PodMonitor", "ScaledObject"} <= kinds(), "a PodMonitor and a ScaledObject")
+    until(lambda: "AutoscalingReady" not in cluster.conditions(namespace, "web"), "nothing is missing")
+    assert {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")} == before
+    scaled = next(kind for kind in OWNED if kind.kind == "ScaledObject")
+    (found,) = cluster.list(scaled, namespace)
+    cluster.delete(scaled, namespace, found["metadata"]["name"])
+    until(lambda: cluster.list(scaled, namespace), "a deleted ScaledObject is there again", within_s=10.0)
