@@ -50,7 +50,8 @@ class Pod:
     """What the proxy knows of one prefill (or colocated) pod. `rank` 0 is the newest usable revision.
 
     `state` is None without a live state stream; `state_at_s` is when it came, on the proxy's clock.
-    `suspect` pods failed lately: they are taken only when no other pod is left.
+    `suspect` pods failed lately: they are taken only when no other pod is left. A `leaving` pod is terminating and here
+    because there is no other one: it is taken although it says that it drains.
     """
 
     name: str
@@ -62,6 +63,12 @@ class Pod:
     outstanding: dict[str, Outstanding] = field(default_factory=dict)
     coefficients: Coefficients | None = None
     suspect: bool = False
+    leaving: bool = False
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes new requests, for all that its last state line says."""
+        return self.state is None or self.leaving or (self.state.ready and not self.state.draining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +143,7 @@ def choose(request: Request, pods: Iterable[Pod], rules: Rules, now_s: float) ->
 
 def choose_for_aged(request: Request, pods: Iterable[Pod], rules: Rules) -> Choice | None:
     """The pod with the least outstanding work for a request that has waited too long to wait for its turn."""
-    taking = [pod for pod in pods if pod.state is None or (pod.state.ready and not pod.state.draining)]
+    taking = [pod for pod in pods if pod.takes]
     if not taking:
         return None
     pod = min(taking, key=lambda p: (sum(o.predicted_s for o in p.outstanding.values()), p.rank, p.name))
@@ -156,7 +163,7 @@ def _fit(request: Request, pod: Pod, rules: Rules, now_s: float) -> Choice | Non
     state = pod.state
     if state is None:
         return _fit_stateless(pod, rules, new, work_s)
-    if state.draining or not state.ready:
+    if not pod.takes:
         return None
 
     def fit(kind: Kind, start_s: float) -> Choice:

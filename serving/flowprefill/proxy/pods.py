@@ -99,13 +99,14 @@ class PodTable:
         return self.revisions[0].colocated if self.revisions else self.colocated
 
     def candidates(self) -> list[Pod]:
-        """Prefill (or colocated) pods of usable revisions, their `rank` and `suspect` up to date."""
+        """Prefill (or colocated) pods of usable revisions; `rank`, `leaving` and `suspect` are up to date."""
         now_s = self.clock.now_s()
         pods = []
         for rank, revision in enumerate(self.revisions):
             for endpoint in revision.first:
                 watched = self._first[endpoint.name]
                 watched.pod.rank = rank
+                watched.pod.leaving = endpoint.terminating
                 watched.pod.suspect = watched.unreachable or watched.suspect_until_s > now_s
                 pods.append(watched.pod)
         return pods
@@ -118,13 +119,16 @@ class PodTable:
         return next((w.pod.coefficients for w in self._first.values() if w.pod.coefficients), None)
 
     def pick_first(self, revision: str) -> Endpoint | None:
-        """The prefill (or colocated) pod of this revision with the fewest requests of ours; None when none is ready."""
+        """The prefill (or colocated) pod of this revision with the fewest requests of ours.
+
+        None when the revision is not usable, or only with pods that terminate.
+        """
 
         def order(pod: Pod) -> tuple[bool, bool, int, str]:
-            taking = pod.state is None or (pod.state.ready and not pod.state.draining)
-            return pod.suspect, not taking, len(pod.outstanding), pod.name
+            return pod.suspect, not pod.takes, len(pod.outstanding), pod.name
 
-        pods = [pod for pod in self.candidates() if pod.revision == revision]
+        staying = {r.name for r in self.revisions if not r.leaving}
+        pods = [pod for pod in self.candidates() if pod.revision == revision and revision in staying]
         return self.endpoint(min(pods, key=order).name) if pods else None
 
     def pick_decode(self, revision: str, avoid: frozenset[str] = frozenset()) -> DecodePod | None:

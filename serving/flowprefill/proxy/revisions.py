@@ -2,7 +2,8 @@
 
 A revision is usable when it has a ready endpoint in both roles (or one colocated endpoint). Each has a mode of its own,
 so that a service keeps answering while its mode changes. A request's two legs always go to the same revision.
-Terminating and unready endpoints get nothing new.
+Unready endpoints get nothing new, and terminating ones only while no revision is usable without them: they serve until
+their lame duck is over, and with one replica their successor may still be loading.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ PREFILL, DECODE, COLOCATED, PROXY = "prefill", "decode", "colocated", "proxy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A usable revision. `first` holds the pods that a request goes to first (prefill, or colocated)."""
+    """A usable revision. `first` holds the pods that a request goes to first (prefill, or colocated).
+
+    `leaving` says that in some role only terminating pods are left.
+    """
 
     name: str
     first: tuple[Endpoint, ...]
     decode: tuple[Endpoint, ...]
+    leaving: bool = False
 
     @property
     def colocated(self) -> bool:
@@ -39,18 +44,31 @@ def usable_revisions(endpoints: Sequence[Endpoint], *, own_revision: str = "") -
     for endpoint in endpoints:
         if endpoint.role != PROXY:
             by_name.setdefault(endpoint.revision, []).append(endpoint)
-    usable = []
+    ranked = []
     for position, (name, members) in enumerate(by_name.items()):
-        taking = [e for e in members if e.ready and not e.terminating]
-        colocated = tuple(e for e in taking if e.role == COLOCATED)
-        first = colocated or tuple(e for e in taking if e.role == PREFILL)
-        decode = () if colocated else tuple(e for e in taking if e.role == DECODE)
-        if first and (colocated or decode):
+        revision = _revision(name, members)
+        if revision is not None:
             created_s = max(e.created_s for e in members)
-            rank = (name == own_revision, created_s, position)
-            usable.append((rank, Revision(name=name, first=first, decode=decode)))
-    usable.sort(key=lambda pair: pair[0], reverse=True)
-    return tuple(revision for _, revision in usable)
+            ranked.append(((name == own_revision, created_s, position), revision))
+    ranked.sort(key=lambda pair: pair[0], reverse=True)
+    usable = tuple(revision for _, revision in ranked)
+    return tuple(revision for revision in usable if not revision.leaving) or usable
+
+
+def _revision(name: str, members: Sequence[Endpoint]) -> Revision | None:
+    """The pods of a revision that may get requests; None unless every role has some."""
+    serving = [e for e in members if e.ready]
+
+    def of(role: str) -> tuple[Endpoint, ...]:
+        pods = tuple(e for e in serving if e.role == role)
+        return tuple(e for e in pods if not e.terminating) or pods
+
+    colocated = of(COLOCATED)
+    first, decode = (colocated, ()) if colocated else (of(PREFILL), of(DECODE))
+    if not first or not (colocated or decode):
+        return None
+    leaving = any(pods and pods[0].terminating for pods in (first, decode))
+    return Revision(name=name, first=first, decode=decode, leaving=leaving)
 
 
 def num_proxies(endpoints: Iterable[Endpoint]) -> int:

@@ -35,7 +35,8 @@ RELEASE_TIMEOUT_S = 5.0
 class LegFailed(UpstreamFailed):
     """A leg died. `accepted` is False when the pod certainly did not start on it (no connection, or 503).
 
-    `lost` says that the connection died, and most likely the pod with it: another one may well answer the request.
+    `lost` says that the connection died before the answer began, and most likely the pod with it: another one may well
+    answer the request.
     """
 
     def __init__(self, message: str, *, pod: str, accepted: bool, lost: bool = False) -> None:
@@ -133,14 +134,19 @@ async def read_json(endpoint: Endpoint, response: httpx.Response) -> dict[str, A
 async def read_events(endpoint: Endpoint, response: httpx.Response) -> AsyncIterator[list[str]]:
     """Data of the events of a streamed leg, as many at a time as arrived together. Raises LegFailed."""
     decoder = EventDecoder()
+    begun = False
     try:
         async for chunk in response.aiter_bytes():
             events = decoder.feed(chunk)
             if events:
+                begun = True
                 yield events
     except httpx.HTTPError as error:
         raise LegFailed(
-            f"{endpoint.name} broke off: {reason_of(error)}", pod=endpoint.name, accepted=True
+            f"{endpoint.name} broke off: {reason_of(error)}",
+            pod=endpoint.name,
+            accepted=True,
+            lost=not begun,
         ) from error
 
 
@@ -208,7 +214,7 @@ async def _read(endpoint: Endpoint, response: httpx.Response) -> bytes:
             parts.append(chunk)
     except httpx.HTTPError as error:
         raise LegFailed(
-            f"{endpoint.name} broke off: {reason_of(error)}", pod=endpoint.name, accepted=True
+            f"{endpoint.name} broke off: {reason_of(error)}", pod=endpoint.name, accepted=True, lost=True
         ) from error
     return b"".join(parts)
 

@@ -91,7 +91,7 @@ async def test_a_watch_that_breaks_off_in_the_middle_of_an_event_is_begun_anew()
         await until(lambda: counted.failures["connection"] == 1, "noticed")
         fake.publish(slices_of([P1]))
         await seen.until_names({"p1"})
-        assert counted.up
+        await until(lambda: counted.up, "up again")
 
 
 @pytest.mark.parametrize(

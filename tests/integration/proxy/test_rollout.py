@@ -90,3 +90,23 @@ async def test_without_any_usable_pod_it_is_a_503_with_retry_after_once_the_wait
                 assert int(answer.headers["retry-after"]) >= 1
                 assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
         assert not prefill.seen
+
+
+async def test_a_pod_that_stops_serves_on_until_its_successor_is_ready(tmp_path: Path) -> None:
+    """One replica that is evicted: its successor still loads its model."""
+    prefill, decode = pair("r1")
+    successor = FakePrefill(name="p-next", revision="r1")
+    decode.sources.append(successor)
+    async with pods_of(prefill, decode, successor):
+        stays = endpoints(decode, created_s=1.0)
+        leaves = [prefill.endpoint(created_s=1.0, terminating=True)]
+        prefill.report(ready=False, draining=True)  # its lame duck has begun
+        async with running_proxy(tmp_path, [*stays, *leaves]) as running:
+            await until(lambda: all(pod.state for pod in running.proxy.pods.candidates()))
+            assert (await running.complete()).status_code == 200
+            trip = await running.http.post(f"{running.admin_url}/v1/round-trip", json={"revision": "r1"})
+            assert trip.status_code == 503, "a revision without a pod that stays does not serve"
+            running.write_endpoints([*stays, *leaves, *endpoints(successor, created_s=1.0)])
+            await until(lambda: [pod.name for pod in running.proxy.pods.candidates()] == ["p-next"])
+            assert (await running.complete()).status_code == 200
+            assert (len(prefill.seen), len(successor.seen)) == (1, 1)

@@ -276,3 +276,11 @@ def test_a_busy_pod_never_holds_more_than_its_window_beyond_what_runs(policy, si
         busy.outstanding[one.request_id] = Outstanding(
             request=one, num_tokens=tokens, predicted_s=0.001 * tokens, dispatched_s=NOW_S
         )
+
+
+def test_a_pod_that_drains_takes_nothing_unless_it_is_the_last_resort():
+    draining = state(draining=True)
+    assert kind(request(), pod(state=draining)) is None
+    assert kind(request(), pod(state=draining, leaving=True)) == "idle"
+    assert choose_for_aged(request(), [pod(state=draining)], RULES) is None
+    assert choose_for_aged(request(), [pod(state=draining, leaving=True)], RULES) is not None

@@ -19,7 +19,7 @@ def names(endpoints: list[Endpoint], **options: object) -> list[str]:
 def test_a_revision_needs_a_ready_endpoint_in_both_roles():
     assert names([pod("prefill", "a"), pod("decode", "b")]) == []
     assert names([pod("prefill", "a"), pod("decode", "a", ready=False)]) == []
-    assert names([pod("prefill", "a"), pod("decode", "a", terminating=True)]) == []
+    assert names([pod("prefill", "a"), pod("decode", "a", terminating=True, ready=False)]) == []
     assert names([pod("prefill", "a"), pod("decode", "a")]) == ["a"]
 
 
@@ -43,6 +43,18 @@ def test_our_own_revision_comes_before_a_newer_one_while_it_has_pods():
 def test_without_times_the_one_listed_last_comes_first():
     both = [pod(role, revision) for revision in "ab" for role in ("prefill", "decode")]
     assert names(both) == ["b", "a"]
+
+
+def test_pods_that_terminate_are_used_only_while_no_revision_is_usable_without_them():
+    leaving = [pod("prefill", "a", "p0", terminating=True), pod("decode", "a")]
+    assert [(r.name, r.leaving) for r in usable_revisions(leaving)] == [("a", True)]
+    successor = pod("prefill", "a", "p1")
+    (revision,) = usable_revisions([*leaving, successor])
+    assert (revision.leaving, [e.name for e in revision.first]) == (False, ["p1"])
+    other = [pod("prefill", "b", created_s=-1.0), pod("decode", "b", created_s=-1.0)]
+    assert names([*leaving, *other], own_revision="a") == ["b"]
+    stopped = leaving[0].model_copy(update={"ready": False})
+    assert names([stopped, leaving[1]]) == []
 
 
 def test_colocated_pods_need_no_other_role():
@@ -85,10 +97,13 @@ endpoints = st.lists(
 
 
 @given(endpoints)
-def test_a_usable_revision_never_holds_another_revisions_or_a_leaving_pod(all_endpoints):
+def test_a_usable_revision_never_holds_another_revisions_pod_and_a_leaving_one_only_where_it_says_so(
+    all_endpoints,
+):
     for revision in usable_revisions(all_endpoints):
         members = (*revision.first, *revision.decode)
         assert {m.revision for m in members} == {revision.name}
-        assert all(m.ready and not m.terminating for m in members)
+        assert all(m.ready for m in members)
+        assert revision.leaving or not any(m.terminating for m in members)
         assert revision.first
         assert revision.decode or {m.role for m in members} == {"colocated"}
