@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,13 +61,18 @@ def no_answer(verb: str, resource: str, error: BaseException) -> Unavailable:
     return Unavailable(verb=verb, resource=resource, status=0, reason="Unreachable", message=message)
 
 
+_RIGHTS = re.compile(
+    r'forbidden: (User "|user ".* is attempting to grant RBAC permissions|cannot set (blockOwnerDeletion|an ownerRef))'
+)
+"""How RBAC, its check against escalation and the one of owner references begin. Admission answers 403 in other words."""
+
+
 def _type(status: int, reason: str, message: str) -> type[ClusterError]:
     match status:
         case 401:
             return Forbidden
         case 403:
-            # RBAC names the user and what it may not do; admission plugins answer 403 in other words.
-            return Forbidden if " cannot " in message and "User " in message else Refused
+            return Forbidden if _RIGHTS.search(message) else Refused
         case 404 | 405:
             return NotFound
         case 409:
