@@ -31,11 +31,14 @@ POLL_S = 0.05
 class OperatorProcess:
     """`flowprefill operator`. Start and end it with `with`, or by its methods; it can be started again after its end."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, **config: object) -> None:
+    def __init__(
+        self, kubeconfig: Path, folder: Path, *, pod_name: str = f"{ACCOUNT}-0", **config: object
+    ) -> None:
         """`config` holds fields of the operator's configuration file (camelCase) beyond those that a test needs."""
         folder.mkdir(parents=True, exist_ok=True)
         (self._port,) = free_ports(1)
         self._kubeconfig = kubeconfig
+        self._pod_name = pod_name
         self._file = folder / "operator.yaml"
         self.log = folder / "operator.log"
         self.log.touch()
@@ -80,7 +83,7 @@ class OperatorProcess:
             "PATH": os.environ["PATH"],
             "HOME": str(self._file.parent),
             "KUBECONFIG": str(self._kubeconfig),
-            "POD_NAME": f"{ACCOUNT}-0",
+            "POD_NAME": self._pod_name,
             "POD_NAMESPACE": SYSTEM_NAMESPACE,
             "PYTHONUNBUFFERED": "1",
         }
