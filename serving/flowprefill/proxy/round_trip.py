@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 BUDGET_S = 5.0
 """Its time to first token as pods are told: ahead of patient requests, behind urgent ones."""
 
+MODELS_TIMEOUT_S = 5.0
 SLO_CLASS = "round-trip"
 PROMPT = "Hello"
 MAX_BODY_BYTES = 4096
@@ -44,6 +46,16 @@ MAX_BODY_BYTES = 4096
 
 class _Asked(BaseModel):
     revision: str = Field(min_length=1, max_length=63)
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    """The answer of `GET /v1/models`."""
+
+    data: list[_Model]
 
 
 class RoundTripFailed(FlowPrefillError):
@@ -136,8 +148,9 @@ class RoundTrips:
             raise RoundTripFailed(
                 f"revision {trip.revision!r} has no ready pod in every role; usable revisions: {usable}"
             )
+        trip.stage, trip.pod = "asking for the model", first.name
         body = {
-            "model": self._served_name,
+            "model": await self._model_of(trip, first),
             "prompt": PROMPT,
             "max_tokens": 1,
             "min_tokens": 1,  # the decode pod then computes the token itself
@@ -163,6 +176,16 @@ class RoundTrips:
                 remote_id = kv_params.get("remote_request_id")
                 remote_id = remote_id if isinstance(remote_id, str) and remote_id else trip.leg_id
                 services.releases.start(first, remote_id, self._headers(trip))
+
+    async def _model_of(self, trip: _Trip, pod: Endpoint) -> str:
+        """The name under which the pod serves: another revision may have another. Ours when it does not tell."""
+        try:
+            answer = await self._services.http.get(
+                f"http://{pod.address}/v1/models", headers=self._headers(trip), timeout=MODELS_TIMEOUT_S
+            )
+            return _Models.model_validate_json(answer.content).data[0].id
+        except (httpx.HTTPError, ValidationError, IndexError):
+            return self._served_name
 
     async def _prefilled(self, trip: _Trip, pod: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         path, headers = PATHS["completions"], self._headers(trip)

@@ -173,6 +173,17 @@ async def test_with_real_pods_the_decode_pod_computes_a_token_from_kv_that_it_pu
         assert await prefill.metric("flowprefill_kv_transfer_held_requests") == 0
 
 
+async def test_a_revision_that_serves_under_another_name_is_asked_by_that_name(tmp_path: Path) -> None:
+    """A rollout may change the name; the proxies that are asked first are still those of the old revision."""
+    async with running_pair(tmp_path) as (prefill, decode):
+        endpoints = [real(prefill, "prefill"), real(decode, "decode")]
+        renamed = {"model": {"uri": "simulated://tiny", "servedName": "the-old-name"}, "revision": "r0"}
+        async with running_proxy(tmp_path, endpoints, config=renamed) as running:
+            await until(lambda: running.proxy.pods.candidates())
+            answer = await ask(running)
+            assert answer.status_code == 200, answer.text
+
+
 async def test_with_a_real_colocated_pod_and_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret-1\n")
