@@ -41,6 +41,9 @@ class Surroundings:
     manager_flags: tuple[str, ...] = ()
 
 
+READYZ = "/readyz"
+
+
 class ControlPlane(Kubectl):
     """etcd, API server, controller manager and scheduler on free ports of 127.0.0.1, RBAC on."""
 
@@ -73,7 +76,7 @@ class ControlPlane(Kubectl):
         """Ready when namespaces get their service accounts."""
         try:
             self._start("etcd", *self._etcd_flags())
-            self._start("kube-apiserver", *self._api_flags(), ready="/readyz")
+            self._api = self._start("kube-apiserver", *self._api_flags(), ready=READYZ)
             self._start(
                 "kube-controller-manager",
                 *self._controller_flags("controller-manager", self._manager_port),
@@ -89,11 +92,20 @@ class ControlPlane(Kubectl):
         self._running.close()
         self._http.close()
 
-    def _start(self, program: str, *flags: str, ready: str | None = None) -> None:
+    def stop_api(self) -> None:
+        """End the API server alone; the others wait for it."""
+        self._api.stop()
+
+    def start_api(self) -> None:
+        """Begin it again, with everything that it knew."""
+        self._api.start(lambda: self._answers(READYZ))
+
+    def _start(self, program: str, *flags: str, ready: str | None = None) -> Daemon:
         argv = [*self._surroundings.prefix, str(self._assets / program), *flags]
         daemon = Daemon(program, argv, self._folder / f"{program}.log")
         self._running.callback(daemon.stop)
         daemon.start(lambda: ready is None or self._answers(ready))
+        return daemon
 
     def _answers(self, path: str) -> bool:
         try:

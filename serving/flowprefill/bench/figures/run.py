@@ -23,6 +23,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "cluster_figures.speed",
         "cluster_figures.scale",
         "cluster_figures.faults",
+        "cluster_figures.requests",
     ),
 }
 CHECKOUT = Path(__file__).parents[4] / "tests"
