@@ -135,8 +135,10 @@ class HollowAdmin:
                 return web.json_response(self._attainment(self._live(ip, pod), pod))
             case "POST", "/v1/round-trip" if pod.role == "proxy":
                 return await self._round_trip(request, pod)
+            case _, "/health" | "/ready" | "/v1/config" | "/v1/attainment" | "/v1/round-trip":
+                return _refused(405, f"{request.method} is not allowed here")
             case _:
-                return web.json_response({"detail": "Not Found"}, status=404)
+                return _refused(404, f"there is no {path}")
 
     def _live(self, ip: str, pod: HollowPod) -> Json:
         newest = self._documents.get((pod.namespace, pod.live_map or ""))
@@ -155,7 +157,10 @@ class HollowAdmin:
 
     async def _round_trip(self, request: web.BaseRequest, pod: HollowPod) -> web.StreamResponse:
         """Goes through when a ready pod of each role of that revision is here, unless the case says otherwise."""
-        revision = json.loads(await request.text())["revision"]
+        try:
+            revision = json.loads(await request.text())["revision"]
+        except (ValueError, KeyError, TypeError) as error:
+            return _refused(400, f"the body has no revision: {error}")
         peers = [
             other.role
             for other in self._pods.values()
@@ -168,3 +173,9 @@ class HollowAdmin:
         if reason is not None:
             return web.json_response({"revision": revision, "ok": False, "reason": reason}, status=503)
         return web.json_response({"revision": revision, "ok": True, "seconds": 0.01})
+
+
+def _refused(status: int, message: str) -> web.Response:
+    """An error in OpenAI's envelope, as real pods answer."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return web.json_response({"error": error}, status=status)
