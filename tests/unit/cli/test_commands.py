@@ -16,7 +16,19 @@ from support.services import document
 
 RUN = CliRunner()
 SAMPLES = Path(__file__).parents[3] / "crds" / "samples"
-COMMANDS = ["up", "down", "status", "logs", "render", "demo", "serve", "proxy", "profile", "model pull", "version"]
+COMMANDS = [
+    "up",
+    "down",
+    "status",
+    "logs",
+    "render",
+    "demo",
+    "serve",
+    "proxy",
+    "profile",
+    "model pull",
+    "version",
+]
 
 
 @pytest.fixture
