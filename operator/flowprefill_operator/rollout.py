@@ -180,9 +180,7 @@ def goal(
     )
 
 
-def _previous(
-    now: Scene, target: str, records: Mapping[str, Revision], proven: frozenset[str]
-) -> str | None:
+def _previous(now: Scene, target: str, records: Mapping[str, Revision], proven: frozenset[str]) -> str | None:
     """The revision to replace: one that has served a token if any has, even if its pods are just restarting, then one
     that has ready pods, the latest of them; None when there is no other."""
     others = {rev for (role, rev) in now.deployments if role in WORKER_ROLES and rev != target}

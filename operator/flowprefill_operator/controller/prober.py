@@ -41,6 +41,7 @@ class Ask:
 @dataclass(slots=True)
 class _Known:
     proven: set[str] = field(default_factory=set)
+    tried: str | None = None
     unproven: str | None = None
     trials: int = 0
     try_at_s: float = 0.0
@@ -95,6 +96,8 @@ class Prober:
         known = self._known.setdefault(key, _Known())
         for gone in [name for name in known.generations if name not in ask.pods]:
             del known.generations[gone]
+        if ask.prove is not None and ask.prove != known.tried:
+            known.tried, known.unproven, known.trials, known.try_at_s = ask.prove, None, 0, 0.0
         now_s = asyncio.get_running_loop().time()
         behind = {name: at for name, at in ask.pods.items() if known.generations.get(name) != ask.generation}
         prove = ask.prove if ask.prove not in known.proven and ask.provers else None
@@ -147,18 +150,12 @@ class Prober:
     async def _attainment(self, known: _Known, proxies: Mapping[str, str]) -> None:
         known.attainment_at_s = asyncio.get_running_loop().time()
         answers = await asyncio.gather(*(self._json("GET", at, "/v1/attainment") for at in proxies.values()))
-        counts: dict[str, tuple[int, int]] = {}
-        reached = False
-        for answer in answers:
-            classes = answer.get("classes")
-            if not isinstance(classes, dict):
-                continue
-            reached = True
-            for name, report in classes.items():
-                window = report.get("windows", {}).get(ATTAINMENT_WINDOW, {})
-                met, missed = counts.get(name, (0, 0))
-                counts[name] = (met + int(window.get("met", 0)), missed + int(window.get("missed", 0)))
-        known.attainment = counts if reached else None
+        told = [found for answer in answers if (found := _counts(answer)) is not None]
+        total: dict[str, tuple[int, int]] = {}
+        for name, met, missed in (entry for found in told for entry in found):
+            before = total.get(name, (0, 0))
+            total[name] = (before[0] + met, before[1] + missed)
+        known.attainment = total if told else None
 
     async def _prove(self, known: _Known, revision: str, provers: Mapping[str, str]) -> None:
         names = sorted(provers)
@@ -189,12 +186,23 @@ class Prober:
         try:
             async with (
                 self._places,
-                self._http.request(method, f"http://{at}{path}", json=body, timeout=timeout) as response,
+                self._http.request(
+                    method, f"http://{at}{path}", json=body, timeout=timeout, allow_redirects=False
+                ) as response,
             ):
                 found = await _body(response)
                 return found if isinstance(found, dict) else {"failed": f"HTTP {response.status} from {at}"}
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return {"failed": f"{at}{path}: {error or type(error).__name__}"}
+
+
+def _counts(answer: Mapping[str, Any]) -> list[tuple[str, int, int]] | None:
+    """Name, met and missed of each class in a proxy's answer; None when it is no such answer."""
+    try:
+        windows = {name: report["windows"][ATTAINMENT_WINDOW] for name, report in answer["classes"].items()}
+        return [(str(name), int(found["met"]), int(found["missed"])) for name, found in windows.items()]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 async def _body(response: aiohttp.ClientResponse) -> object:
@@ -206,7 +214,7 @@ async def _body(response: aiohttp.ClientResponse) -> object:
             return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
