@@ -13,11 +13,17 @@ CRD_NAME = f"{PLURAL}.{GROUP}"
 HASH_ANNOTATION = f"{GROUP}/schema-hash"
 
 _COLUMNS = (
-    ("Ready", '.status.conditions[?(@.type=="Ready")].status', "Whether requests are served", 0),
+    (
+        "Ready",
+        '.status.conditions[?(@.type=="Ready")].status',
+        "Whether all that the spec asks for is in place",
+        0,
+    ),
     ("Prefill", ".status.roles.prefill.summary", "Prefill pods, ready and wanted", 0),
     ("Decode", ".status.roles.decode.summary", "Decode pods, ready and wanted", 0),
     ("TTFT SLO", ".status.ttftSummary", "Attainment of each SLO class", 0),
     ("URL", ".status.url", "Where clients in the cluster reach the API", 0),
+    ("Available", '.status.conditions[?(@.type=="Available")].status', "Whether requests are served", 1),
     ("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),
     ("Revision", ".status.revision.current", "The revision that serves", 1),
     ("Model", ".status.resolvedModel.servedName", "Name that clients send as model", 1),
