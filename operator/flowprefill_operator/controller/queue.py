@@ -66,11 +66,11 @@ class WorkQueue:
         self._cancel(key)
         self._timers[key] = loop.call_at(when_s, self._due, key)
 
-    def forget(self, key: Key) -> None:
-        """The key is gone for good."""
-        self._cancel(key)
-        self._ended_s.pop(key, None)
-        self._failures.pop(key, None)
+    def keep_only(self, keys: set[Key]) -> None:
+        """Forget when others were worked on: they are gone for good."""
+        for known in (self._ended_s, self._failures):
+            for key in [key for key in known if key not in keys]:
+                del known[key]
 
     async def work(self, handle: Callable[[Key], Awaitable[float | None]], *, workers: int) -> None:
         """Work on keys until cancelled. `handle` returns after how many seconds it wants the key again, or None."""

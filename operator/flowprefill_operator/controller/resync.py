@@ -80,6 +80,7 @@ class Resync:
         known = self.store.uids()
         self.applier.keep_only(known)
         self.mounts.keep_only(known)
+        self.queue.keep_only(set(self.services))
         self._count()
         for key in self.services:
             self.queue.add(key)
@@ -96,7 +97,8 @@ class Resync:
             return 0, None
         self.surroundings.allow("list", kind)
         if kind == SERVICES:
-            self.services.replace(items, version, namespace)
+            for gone in self.services.replace(items, version, namespace):
+                self.queue.add(gone)
             return 0, version
         return self.store.replace(kind, items, version, namespace=namespace), version
 

@@ -48,15 +48,18 @@ class Services:
             del self._bodies[key]
             del self._names[owner_of(key)]
 
-    def replace(self, bodies: Iterable[Mapping[str, Any]], version: str, namespace: str | None) -> None:
-        """All services, in one namespace or in all, at a resource version."""
+    def replace(self, bodies: Iterable[Mapping[str, Any]], version: str, namespace: str | None) -> list[Key]:
+        """All services, in one namespace or in all, at a resource version; those that are gone."""
         seen = {self.put(body) for body in bodies}
+        gone: list[Key] = []
         for key in self:
             known = self._bodies[key]
             if key in seen or (namespace is not None and key[0] != namespace):
                 continue
             if _version(known) <= int(version):
                 self.drop(key)
+                gone.append(key)
+        return gone
 
 
 def owner_of(key: Key) -> Owner:
