@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 class AdminPort:
     """Answers `GET /v1/config`, `GET /v1/attainment` and `POST /v1/round-trip`; `asked` counts requests by path.
 
-    An answer is a mapping, bytes as they are, a status, or None for a request that is never answered.
+    An answer is a mapping, bytes as they are, a status, a URL to go to instead, or None for a request that is never answered.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class AdminPort:
             case None:
                 await self._over.wait()
                 return web.Response(status=500)
-            case web.HTTPException():
-                raise said
+            case str():
+                raise web.HTTPTemporaryRedirect(said)
             case int():
                 return web.Response(status=said, text="no")
             case bytes():

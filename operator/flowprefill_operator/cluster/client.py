@@ -164,7 +164,10 @@ class Cluster:
         data = await self._send(
             method, verb, resource, path, query=query, body=body, content_type=content_type
         )
-        found: dict[str, Any] = json.loads(data)
+        try:
+            found: dict[str, Any] = json.loads(data)
+        except ValueError as error:  # something in between has answered
+            raise no_answer(verb, resource, error) from error
         return found
 
     async def _send(

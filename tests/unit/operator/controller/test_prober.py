@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from flowprefill_operator.controller import prober as module
 from flowprefill_operator.controller.prober import ATTAINMENT_EVERY_S, MAX_ANSWER_BYTES, Ask, Prober
@@ -50,7 +49,7 @@ class Asking:
 
 @pytest.fixture
 async def asking(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asking]:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setitem(Prober._json.__kwdefaults__, "timeout_s", 0.5)
     monkeypatch.setattr(module, "ROUND_TRIP_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "RETRY_S", (0.01, 0.02))
     async with aiohttp.ClientSession() as http:
@@ -120,7 +119,7 @@ GARBAGE: dict[str, Any] = {
     "windows that are none": {"classes": {"chat": {"windows": 3}}},
     "too long": b" " * (MAX_ANSWER_BYTES + 1) + b'{"generation": 1}',
     "an error": 500,
-    "elsewhere": web.HTTPFound("http://127.0.0.1:1/"),
+    "elsewhere": "http://127.0.0.1:1/",
     "never": None,
 }
 
@@ -140,7 +139,7 @@ async def test_an_answer_that_makes_no_sense_is_none(asking: Asking, pod: AdminP
 async def test_a_pod_sends_the_operator_nowhere_else(
     asking: Asking, pod: AdminPort, other: AdminPort
 ) -> None:
-    pod.config = web.HTTPTemporaryRedirect(f"http://{other.address}/v1/config")
+    pod.config = f"http://{other.address}/v1/config"
     reports = await asking.once(ask(pods={"a": pod.address}, generation=1))
     assert reports.generations == {}
     assert other.asked.total() == 0
