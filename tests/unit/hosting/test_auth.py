@@ -32,6 +32,19 @@ def test_keys_are_one_a_line_without_comments(tmp_path: Path) -> None:
         assert not keys.accepts(wrong)
 
 
+def test_one_of_the_keys_is_read_when_it_is_needed_and_kept_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# for the team\nsecret-1\nsecret-2\n")
+    keys = KeyFile(file)
+    assert keys.one() == "secret-1"
+    replace(file, "secret-3\n")
+    assert keys.one() == "secret-3"
+    assert not any("secret" in repr(value) for value in vars(keys).values())
+    replace(file, "")
+    with pytest.raises(InvalidConfiguration, match="holds 0 keys"):
+        keys.one()
+
+
 def test_a_changed_file_is_read_again_and_a_broken_one_keeps_the_last_keys(tmp_path: Path) -> None:
     file, time = tmp_path / "keys", Time()
     file.write_text("old\n")
