@@ -9,7 +9,7 @@ import pytest
 
 from support.control_plane.assets import assets
 from support.control_plane.hollow import HollowNode
-from support.control_plane.operated import Operated, operated
+from support.control_plane.operated import Operated, install_crd, operated
 from support.control_plane.plane import ControlPlane, Surroundings
 
 _numbers = itertools.count(1)
@@ -30,6 +30,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     around = Surroundings(manager_flags=QUICK_AUTOSCALER)
     plane = ControlPlane(programs, tmp_path_factory.mktemp("hollow") / "control-plane", around)
     plane.start()
+    install_crd(plane)  # early: the garbage collector learns of a kind up to 30 s later
     yield plane
     plane.stop()
 

@@ -115,7 +115,9 @@ def test_a_watch_that_is_refused_is_named_and_heals(cluster: Operated, namespace
     assert cluster.operator.running
 
 
-def test_crds_of_other_projects_are_used_when_they_appear(cluster: Operated, namespace: str) -> None:
+def test_crds_of_other_projects_are_used_when_they_appear_and_missed_when_they_go(
+    cluster: Operated, namespace: str
+) -> None:
     files = ecosystem_crds()
     scaling = {
         "minReplicas": 2,
@@ -123,21 +125,30 @@ def test_crds_of_other_projects_are_used_when_they_appear(cluster: Operated, nam
         "provider": "Keda",
         "prometheusAddress": "http://prometheus.monitoring:9090",
     }
-    body = simulated("web", prefill={"autoscaling": scaling})
-    created = cluster.apply(namespace, body)
+    created = cluster.apply(namespace, simulated("web", prefill={"autoscaling": scaling}))
     cluster.wait_ready(namespace, "web")
     cluster.wait_condition(namespace, "web", "AutoscalingReady", "False", reason="CRDNotInstalled")
     before = {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")}
-    for file in files:
-        cluster.plane.kubectl("apply", "--server-side", "-f", str(file))
+    scaled = next(kind for kind in OWNED if kind.kind == "ScaledObject")
 
     def kinds() -> set[str]:
         return {kind for kind, _ in cluster.owned(namespace, created["metadata"]["uid"])}
 
-    until(lambda: {"PodMonitor", "ScaledObject"} <= kinds(), "a PodMonitor and a ScaledObject")
-    until(lambda: "AutoscalingReady" not in cluster.conditions(namespace, "web"), "nothing is missing")
-    assert {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")} == before
-    scaled = next(kind for kind in OWNED if kind.kind == "ScaledObject")
-    (found,) = cluster.list(scaled, namespace)
-    cluster.delete(scaled, namespace, found["metadata"]["name"])
-    until(lambda: cluster.list(scaled, namespace), "a deleted ScaledObject is there again", within_s=10.0)
+    def missing() -> bool:
+        return "AutoscalingReady" in cluster.conditions(namespace, "web")
+
+    try:
+        for file in files:
+            cluster.plane.kubectl("apply", "--server-side", "-f", str(file))
+        until(lambda: {"PodMonitor", "ScaledObject"} <= kinds(), "a PodMonitor and a ScaledObject")
+        until(lambda: not missing(), "nothing is missing")
+        (found,) = cluster.list(scaled, namespace)
+        cluster.delete(scaled, namespace, found["metadata"]["name"])
+        until(lambda: cluster.list(scaled, namespace), "a deleted ScaledObject is there again", within_s=10.0)
+    finally:
+        for file in files:
+            cluster.plane.kubectl("delete", "-f", str(file))
+    until(missing, "the ScaledObject is missed")
+    cluster.change(namespace, "web", {"decode": {"replicas": 2}})
+    cluster.wait_ready(namespace, "web")
+    assert before <= {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")}

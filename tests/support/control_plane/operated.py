@@ -29,6 +29,7 @@ OWNER_LABEL = "flowprefill.io/owner-uid"
 READY_S = 60.0
 MERGE = "application/merge-patch+json"
 GONE = {404, 410}
+BUSY_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,12 @@ class Operated:
     def list(self, kind: Kind, namespace: str, **labels: str) -> list[Json]:
         """Objects of a namespace by their labels (dots and dashes of keys as they are, through `**`)."""
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        answer = self.http.get(kind.path(namespace), params={"labelSelector": selector} if selector else None)
+        params = {"labelSelector": selector} if selector else None
+        answer = self.http.get(kind.path(namespace), params=params)
+        end_s = time.monotonic() + BUSY_S
+        while answer.status_code == 429 and time.monotonic() < end_s:  # a CRD that came just now
+            time.sleep(float(answer.headers.get("retry-after", "1")))
+            answer = self.http.get(kind.path(namespace), params=params)
         if answer.status_code in GONE:  # an API that this cluster does not have
             return []
         found: list[Json] = self._body(answer)["items"]
