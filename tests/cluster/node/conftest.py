@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from support.control_plane import ecosystem_prometheus
+from support.control_plane.ecosystem_prometheus import Prometheus
 from support.control_plane.images import Image, image
 from support.control_plane.node import Node
 from support.control_plane.node_assets import node_assets
+from support.control_plane.node_release import NodeRelease, release
 
 BUILD_TIMEOUT_S = 2400
 """For whichever test builds the images that the others use."""
@@ -51,3 +54,25 @@ def proxy_image(node: Node) -> Image:
 def _loaded(node: Node, built: Image) -> Image:
     node.load_image(built.archive)
     return built
+
+
+@pytest.fixture(scope="session")
+def operator_release(
+    node: Node,
+    operator_image: Image,
+    serving_image: Image,
+    proxy_image: Image,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[NodeRelease]:
+    """The chart, installed with the images of this checkout."""
+    with release(node, tmp_path_factory.mktemp("helm")) as installed:
+        yield installed
+
+
+@pytest.fixture(scope="session")
+def prometheus(
+    node: Node, operator_release: NodeRelease, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """A Prometheus of the cluster, installed after the operator."""
+    with ecosystem_prometheus.prometheus(node, tmp_path_factory.mktemp("prometheus")) as found:
+        yield found

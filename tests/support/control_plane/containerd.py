@@ -70,6 +70,10 @@ class Containerd:
         """The names of the images it has."""
         return self._ctr("images", "ls", "-q").split()
 
+    def kill(self, container: str) -> None:
+        """Kill a container's first process with SIGKILL."""
+        self._ctr("tasks", "kill", "--signal", "SIGKILL", container)
+
     def stop(self) -> None:
         """Kill every container, then end. The kubelet must be gone by now."""
         end_s = time.monotonic() + KILL_S

@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from support.control_plane.containerd import Containerd
 from support.control_plane.daemon import Daemon
@@ -87,6 +88,11 @@ class Node:
         """The names of the images that the node has."""
         return self._containerd.images()
 
+    def kill(self, pod: Mapping[str, Any]) -> None:
+        """Kill the first container of a pod with SIGKILL, as a lack of memory does."""
+        container: str = pod["status"]["containerStatuses"][0]["containerID"]
+        self._containerd.kill(container.removeprefix("containerd://"))
+
     def client(self, *argv: str) -> list[str]:
         """The command line that runs `argv` in the node's network with the cluster's DNS."""
         return self._network.client(*argv)
@@ -101,7 +107,8 @@ class Node:
 
     def set_capacity(self, resource: str, amount: int) -> None:
         """Let the node claim an extended resource such as `nvidia.com/gpu`."""
-        patch = {"status": {"capacity": {resource: str(amount)}}}
+        claimed = {resource: str(amount)}
+        patch = {"status": {"capacity": claimed, "allocatable": claimed}}
         self.plane.kubectl(
             "patch", "node", NODE_NAME, "--subresource=status", "--type=merge", "-p", json.dumps(patch)
         )

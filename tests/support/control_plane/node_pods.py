@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def restricted_namespace(node: Node) -> Iterator[str]:
-    """The name of a namespace that admits what the restricted standard admits; it goes away afterwards."""
+    """The name of a namespace that admits what the restricted standard admits; it goes away some time afterwards."""
     name = f"case-{next(_numbers)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     found = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
@@ -25,7 +25,7 @@ def restricted_namespace(node: Node) -> Iterator[str]:
     try:
         yield name
     finally:
-        node.plane.kubectl("delete", "namespace", name, "--timeout=100s")
+        node.plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def pod_spec(image: str, command: Sequence[str]) -> dict[str, object]:
