@@ -11,8 +11,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from flowprefill_crd.crd import HASH_ANNOTATION
+from flowprefill_crd.schema_hash import SCHEMA_HASH
 from flowprefill_operator.cluster.client import MANAGER
-from flowprefill_operator.kinds import SERVICES, WATCHED, Kind
+from flowprefill_operator.kinds import CRD_PATH, SERVICES, WATCHED, Kind
 from support.cluster_objects import status_body
 from support.small_api import Answer, Request, SmallApi
 
@@ -28,6 +30,7 @@ class KeptObjects:
         self.events: list[Raw] = []
         self.refuse: Callable[[Request], Answer | None] = lambda request: None
         self.absent: set[Kind] = set()
+        self.crd: Raw | None = {"metadata": {"annotations": {HASH_ANNOTATION: SCHEMA_HASH}}}
         self._numbers = itertools.count(1)
         self._api = api
         api.answer = self._answer
@@ -63,6 +66,10 @@ class KeptObjects:
         refused = self.refuse(request)
         if refused is not None:
             return refused
+        if request.path == CRD_PATH:
+            return _missing(SERVICES, CRD_PATH) if self.crd is None else (200, self.crd)
+        if "watch" in request.query:
+            return 200, b""
         if request.path.endswith("/events"):
             self.events.append(request.body)
             return 201, request.body

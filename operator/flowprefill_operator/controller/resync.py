@@ -13,7 +13,7 @@ from flowprefill_crd.crd import HASH_ANNOTATION
 from flowprefill_crd.schema_hash import SCHEMA_HASH
 from flowprefill_operator.apply import Applier
 from flowprefill_operator.cluster.client import Cluster
-from flowprefill_operator.cluster.errors import ClusterError, Forbidden, NotFound
+from flowprefill_operator.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
 from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.queue import WorkQueue
@@ -94,6 +94,12 @@ class Resync:
             log.warning("kind cannot be listed", extra={"resource": kind.resource, "reason": error.message})
             return 0, None
         except NotFound:
+            return 0, None
+        except Unavailable as error:
+            if not kind.optional:
+                raise
+            # Another project's API that is broken keeps nothing from being served but what it is for.
+            log.warning("kind cannot be listed", extra={"resource": kind.resource, "reason": error.message})
             return 0, None
         self.surroundings.allow("list", kind)
         if kind == SERVICES:
