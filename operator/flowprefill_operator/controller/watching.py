@@ -51,7 +51,7 @@ class Watches:
                 asyncio.run(self._watch())
             except Exception:
                 log.exception("watches failed; they begin anew", extra={"pause_s": PAUSE_S})
-                self._stopping.wait(PAUSE_S)
+            self._stopping.wait(PAUSE_S)
 
     async def _watch(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
