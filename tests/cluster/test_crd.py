@@ -21,7 +21,7 @@ SAMPLES = sorted(path.name for path in sample_path("quickstart.yaml").parent.glo
 @pytest.fixture(scope="module")
 def api(api_server: Kubectl) -> Kubectl:
     api_server.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{CRD_NAME}.yaml"))
-    api_server.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
+    api_server.until_done("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
     return api_server
 
 

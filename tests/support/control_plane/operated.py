@@ -192,7 +192,7 @@ def operated(plane: ControlPlane, folder: Path, **config: object) -> Iterator[Op
 def install_crd(plane: ControlPlane) -> None:
     """The CRD of the working tree, served."""
     plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{CRD_NAME}.yaml"))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
+    plane.until_done("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
 
 
 def admin_client(plane: ControlPlane) -> httpx.Client:
