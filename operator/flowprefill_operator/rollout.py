@@ -22,6 +22,7 @@ from flowprefill_operator.observe.observed import Key, Observed, Pod, Workload
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
+from flowprefill_operator.resources.service import url
 from flowprefill_operator.revisions import (
     KEPT,
     Revision,
@@ -46,7 +47,8 @@ class Goal:
     of pods passes to an autoscaler, with the number they have now. `prune` is what goes. `serving` is the revision that
     the proxies send requests to (None before the first is ready) and `previous` the one that the target replaces.
     `to_prove` says whether the target itself is to be tried with one token now. `waits_for` is why a part of the target is
-    not applied yet; `unprofiled` tells that its profile is not there. `deployments` maps names of Deployments to roles.
+    not applied yet; `unprofiled` tells that its profile is not there. `deployments` maps names of Deployments to roles; `url` is where
+    clients in the cluster reach the API.
     """
 
     target: Target
@@ -59,6 +61,7 @@ class Goal:
     waits_for: str | None = None
     unprofiled: bool = False
     deployments: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +179,7 @@ def goal(
         to_prove=up and settled and not asleep and target.name not in proven,
         waits_for=waits_for,
         unprofiled=unprofiled,
+        url=url(context),
         deployments={key_of(item)[1]: _role(item) for item in wanted if kind_of(item) == DEPLOYMENTS},
     )
 

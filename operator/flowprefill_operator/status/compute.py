@@ -13,10 +13,7 @@ from flowprefill_crd.v1alpha1 import (
     RolesStatus,
     RoleStatus,
 )
-from flowprefill_operator.resources.base import Context
-from flowprefill_operator.resources.service import url
 from flowprefill_operator.rollout import PROXY
-from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.conditions import verdicts
 from flowprefill_operator.status.pods import LOADING, members, pod_verdict
 from flowprefill_operator.status.view import View
@@ -50,7 +47,7 @@ def status_of(view: View) -> Status:
         observed_generation=generation,
         conditions=tuple(conditions),
         revision=_revision(view),
-        url=None if goal is None else url(Context(view.service, PlanSettings())),
+        url=None if goal is None else goal.url,
         roles=_roles(view),
         loading_since=_loading_since(view),
         slo_attainment=attainment,
