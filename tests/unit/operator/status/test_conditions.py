@@ -564,3 +564,11 @@ def test_ready_tells_what_needs_somebody_before_what_takes_its_time() -> None:
     assert conditions(shown)["Ready"].message.startswith("DecodeReady: ")
     assert conditions(shown)["Stalled"].reason == "ImagePullFailed"
     assert "Reconciling" not in conditions(shown)
+
+
+def test_a_pod_that_is_ready_is_not_what_keeps_a_role_waiting() -> None:
+    cluster, revision = starting({"prefill": {"replicas": 2}})
+    first, second = cluster.members("prefill", revision)
+    first["status"] = pod_status(running(ready=True), phase="Running", ready=True)
+    second["status"] = {"phase": "Pending"}
+    assert told(view(cluster), "PrefillReady")[1] == "PodsStarting"
