@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from support.control_plane import ecosystem_prometheus
-from support.control_plane.ecosystem_prometheus import Prometheus
 from support.control_plane.images import Image, image
 from support.control_plane.node import Node
 from support.control_plane.node_assets import node_assets
@@ -22,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+    # A Prometheus stays once it is there; what is measured without it comes first.
+    items.sort(key=lambda item: "prometheus" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +72,9 @@ def operator_release(
 
 @pytest.fixture(scope="session")
 def prometheus(
-    node: Node, operator_release: NodeRelease, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Prometheus]:
+    operator_release: NodeRelease, tmp_path_factory: pytest.TempPathFactory
+) -> ecosystem_prometheus.Prometheus:
     """A Prometheus of the cluster, installed after the operator."""
-    with ecosystem_prometheus.prometheus(node, tmp_path_factory.mktemp("prometheus")) as found:
-        yield found
+    return ecosystem_prometheus.install_prometheus(
+        operator_release.node, tmp_path_factory.mktemp("prometheus")
+    )

@@ -12,7 +12,7 @@ from support.control_plane.node_release import NodeRelease
 from support.control_plane.node_service import NodeService
 from support.control_plane.waiting import until
 
-SCRAPED_S = 120.0
+SCRAPED_S = 150.0
 """The operator sees a new API within a minute; the pods are scraped some seconds after."""
 
 

@@ -73,18 +73,28 @@ def test_a_changed_class_reaches_running_pods(quickstart: NodeService) -> None:
     assert quickstart.lives() == before
 
 
+def test_smaller_pods_take_the_place_of_the_old_ones(quickstart: NodeService) -> None:
+    before = quickstart.lives()
+    small = {"resources": {"requests": {"cpu": "100m"}}}  # what follows needs room for more pods
+    quickstart.change({"prefill": small, "decode": small})
+    quickstart.wait_ready()
+    _check_that_workers_are_new(quickstart, before)
+
+
 def test_a_rolling_update_fails_no_request(quickstart: NodeService, tmp_path: Path) -> None:
     before = quickstart.lives()
-    revision = quickstart.get()["status"]["revision"]["current"]
     with quickstart.load(tmp_path / "outcomes", rate=RATE) as outcomes:
-        small = {"resources": {"requests": {"cpu": "100m"}}}  # leaves room for a second pod of each role
-        quickstart.change({"prefill": small, "decode": small, "engine": {"kvCacheTokens": 8192}})
+        quickstart.change({"engine": {"kvCacheTokens": 12288}})
         quickstart.wait_ready()
-    assert quickstart.get()["status"]["revision"]["current"] != revision
-    assert not set(quickstart.lives("prefill")) & set(before)
-    assert not set(quickstart.lives("decode")) & set(before)
+    _check_that_workers_are_new(quickstart, before)
     assert len(outcomes) > 10
     assert not _failed(outcomes)
+
+
+def _check_that_workers_are_new(service: NodeService, before: dict[str, int]) -> None:
+    workers = service.lives("prefill") | service.lives("decode")
+    assert len(workers) == 2
+    assert not set(workers) & set(before)
 
 
 def test_scaling_up_and_evicting_and_scaling_down_fails_no_request(

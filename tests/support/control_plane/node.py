@@ -14,8 +14,15 @@ from typing import Any
 from support.control_plane.containerd import Containerd
 from support.control_plane.daemon import Daemon
 from support.control_plane.node_cgroups import NodeCgroups
-from support.control_plane.node_leftovers import DevicePlugins, Sysctls, remove_log_links, unmount_below
+from support.control_plane.node_leftovers import (
+    DevicePlugins,
+    Sysctls,
+    abandoned,
+    remove_log_links,
+    unmount_below,
+)
 from support.control_plane.node_network import BRIDGE_ADDRESS, DNS_ADDRESS, POD_CIDR, NodeNetwork
+from support.control_plane.node_sweep import sweep
 from support.control_plane.plane import ControlPlane, Surroundings
 
 NODE_NAME = "node1"
@@ -114,8 +121,10 @@ class Node:
         )
 
     def _start(self) -> None:
+        for folder, name in abandoned():
+            sweep(folder, name)
         sysctls = Sysctls(self._network.name)
-        sysctls.save()
+        sysctls.save(self._folder)
         undo = self._running.callback
         undo(sysctls.restore)
         undo(DevicePlugins().restore)
@@ -170,6 +179,7 @@ class Node:
             },
             "authorization": {"mode": "Webhook"},
             "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self._cgroups.root,
             "clusterDNS": [DNS_ADDRESS],
             "clusterDomain": "cluster.local",
             "containerRuntimeEndpoint": f"unix://{self._containerd.socket}",
@@ -186,7 +196,7 @@ class Node:
             "volumePluginDir": str(self._folder / "kubelet" / "volume-plugins"),
         }
         if not self._cgroups.is_v2:
-            found |= {"failCgroupV1": False, "cgroupRoot": self._cgroups.root}
+            found["failCgroupV1"] = False
         return found
 
     def _proxy_flags(self) -> list[str]:

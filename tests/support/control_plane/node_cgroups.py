@@ -13,27 +13,26 @@ EMPTY_S = 10.0
 
 
 class NodeCgroups:
-    """The groups below which a kubelet keeps those of its pods.
-
-    With version 1 they are a node's own, so that several nodes may run. With version 2 they are the kubelet's usual
-    ones, because a group that hands out controllers has rules that depend on what is above it.
-    """
+    """The groups below which a kubelet keeps those of its pods: a node's own, apart from any other kubelet's."""
 
     def __init__(self, name: str) -> None:
         self.is_v2 = (MOUNT / "cgroup.controllers").is_file()
-        self._name = "kubepods" if self.is_v2 else name
+        self._name = name
 
     @property
     def root(self) -> str:
         """The kubelet's `cgroupRoot`."""
-        return "" if self.is_v2 else f"/{self._name}"
+        return f"/{self._name}"
 
     def create(self) -> None:
         if self.is_v2:
-            return
+            # A group has the controllers that the one above hands out.
+            for controller in (MOUNT / "cgroup.controllers").read_text().split():
+                with contextlib.suppress(OSError):
+                    (MOUNT / "cgroup.subtree_control").write_text(f"+{controller}")
         for directory in self._directories():
             directory.mkdir(exist_ok=True)
-            if directory.parent.name.startswith("cpuset"):
+            if not self.is_v2 and directory.parent.name.startswith("cpuset"):
                 for value in ("cpuset.cpus", "cpuset.mems"):
                     (directory / value).write_text((directory.parent / value).read_text())
 

@@ -24,32 +24,33 @@ class Sysctls:
         """`name` is the node's; its second part is the number of this process."""
         self._file = _SAVED / name
 
-    def save(self) -> None:
+    def save(self, folder: Path) -> None:
+        """Note them, and the node's `folder` for whoever has to clean up after this process."""
         _SAVED.mkdir(exist_ok=True)
-        others = self._others()
+        others = sorted(_SAVED.iterdir())
         if others:
-            self._file.write_text(others[0].read_text())
+            settings = others[0].read_text().splitlines()[1:]
         else:
-            self._file.write_text("".join(f"{name}={_value(name)}\n" for name in SYSCTLS))
+            settings = [f"{name}={_value(name)}" for name in SYSCTLS]
+        self._file.write_text("\n".join([str(folder), *settings]))
 
     def restore(self) -> None:
-        lines = self._file.read_text().splitlines()
+        settings = self._file.read_text().splitlines()[1:]
         self._file.unlink()
-        if self._others():
+        if any(_SAVED.iterdir()):
             return
-        for line in lines:
+        for line in settings:
             command("sysctl", "-qw", line)
         _SAVED.rmdir()
 
-    def _others(self) -> list[Path]:
-        """The files of other nodes; those of nodes whose process is gone are removed."""
-        found = []
-        for other in sorted(_SAVED.iterdir()):
-            if Path("/proc", other.name.split("-")[1]).is_dir():
-                found.append(other)
-            else:
-                other.unlink()
-        return found
+
+def abandoned() -> list[tuple[Path, str]]:
+    """Folder and name of every node whose process was killed before it could stop it."""
+    return [
+        (Path(file.read_text().splitlines()[0]), file.name)
+        for file in sorted(_SAVED.glob("*"))
+        if not Path("/proc", file.name.split("-")[1]).is_dir()
+    ]
 
 
 class DevicePlugins:
