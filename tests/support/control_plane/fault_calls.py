@@ -40,7 +40,7 @@ class Call:
 def call_of(method: str, path: str, query: Mapping[str, str], user_agent: str) -> Call:
     """What a request asks for."""
     parts = [part for part in path.split("/") if part]
-    group, rest = "", parts
+    group, rest = "", list[str]()
     if parts[:1] == ["api"]:
         rest = parts[2:]
     elif parts[:1] == ["apis"]:
@@ -48,7 +48,7 @@ def call_of(method: str, path: str, query: Mapping[str, str], user_agent: str) -
     namespace = None
     if rest[:1] == ["namespaces"] and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
-    plural = rest[0] if rest else "/" + path.strip("/")
+    plural = rest[0] if rest else "/" + path.strip("/")  # discovery, health
     name = rest[1] if len(rest) > 1 else None
     part = f"/{rest[2]}" if len(rest) > 2 else ""
     return Call(
