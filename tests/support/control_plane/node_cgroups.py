@@ -10,6 +10,8 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 EMPTY_S = 10.0
+WEIGHT = 4
+"""CPU time of all pods together when the machine is busy, in processes outside them: those compete one by one."""
 
 
 class NodeCgroups:
@@ -35,6 +37,9 @@ class NodeCgroups:
             if not self.is_v2 and directory.parent.name.startswith("cpuset"):
                 for value in ("cpuset.cpus", "cpuset.mems"):
                     (directory / value).write_text((directory.parent / value).read_text())
+            for file, default in (("cpu.shares", 1024), ("cpu.weight", 100)):
+                if (directory / file).is_file():
+                    (directory / file).write_text(str(WEIGHT * default))
 
     def remove(self) -> None:
         """End what still runs in them and remove them."""
