@@ -18,7 +18,7 @@ from flowprefill_crd.generate import ROOT
 from flowprefill_operator.kinds import OWNED, PODS, SERVICES, Kind
 from support.control_plane.faults import FaultyApiServer
 from support.control_plane.hollow import HollowNode
-from support.control_plane.operator_identity import grant, kubeconfig
+from support.control_plane.operator_identity import ACCOUNT, grant, kubeconfig
 from support.control_plane.operator_process import OperatorProcess
 from support.control_plane.plane import ControlPlane
 from support.control_plane.waiting import until
@@ -176,15 +176,23 @@ class Operated:
 
 
 @contextmanager
-def operated(plane: ControlPlane, folder: Path, **config: object) -> Iterator[Operated]:
+def operated(
+    plane: ControlPlane,
+    folder: Path,
+    *,
+    account: str = ACCOUNT,
+    namespaces: tuple[str, ...] = (),
+    **config: object,
+) -> Iterator[Operated]:
     """An operator with the chart's rights behind a faulty API server; `config` as for `OperatorProcess`."""
     install_crd(plane)
-    grant(plane)
+    grant(plane, name=account, namespaces=namespaces)
     with ExitStack() as stack:
         node = stack.enter_context(HollowNode(plane, gpus=1000))
         faulty = stack.enter_context(FaultyApiServer(plane))
-        credentials = kubeconfig(plane, faulty.url, folder / "operator.kubeconfig")
-        operator = stack.enter_context(OperatorProcess(credentials, folder / "operator", **config))
+        credentials = kubeconfig(plane, faulty.url, folder / "operator.kubeconfig", name=account)
+        process = OperatorProcess(credentials, folder / "operator", namespaces=list(namespaces), **config)
+        operator = stack.enter_context(process)
         http = stack.enter_context(admin_client(plane))
         yield Operated(plane=plane, node=node, faulty=faulty, operator=operator, http=http)
 

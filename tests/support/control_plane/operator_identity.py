@@ -54,8 +54,15 @@ def without(rules: list[Json], verb: str, resource: str) -> list[Json]:
     return kept
 
 
-def grant(plane: ControlPlane, rules: list[Json] | None = None, *, name: str = ACCOUNT) -> None:
-    """Create the account, or change its rights; None grants the chart's."""
+def grant(
+    plane: ControlPlane,
+    rules: list[Json] | None = None,
+    *,
+    name: str = ACCOUNT,
+    namespaces: tuple[str, ...] = (),
+) -> None:
+    """Create the account, or change its rights; None grants the chart's. They hold in `namespaces`, everywhere when
+    there are none."""
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SYSTEM_NAMESPACE}
     rbac = "rbac.authorization.k8s.io"
     granted = chart_rules() if rules is None else rules
@@ -67,8 +74,13 @@ def grant(plane: ControlPlane, rules: list[Json] | None = None, *, name: str = A
             "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
         },
     ]
-    for kind, role_rules in (("ClusterRole", granted + CLUSTER_RULES), ("Role", LEASE_RULES)):
-        place = {} if kind == "ClusterRole" else {"namespace": SYSTEM_NAMESPACE}
+    everywhere = CLUSTER_RULES if namespaces else granted + CLUSTER_RULES
+    roles: list[tuple[str, Json, list[Json]]] = [
+        ("ClusterRole", {}, everywhere),
+        ("Role", {"namespace": SYSTEM_NAMESPACE}, LEASE_RULES),
+        *(("Role", {"namespace": namespace}, granted) for namespace in namespaces),
+    ]
+    for kind, place, role_rules in roles:
         common = {"apiVersion": f"{rbac}/v1", "metadata": {"name": name, **place}}
         objects.append(common | {"kind": kind, "rules": role_rules})
         reference = {"apiGroup": rbac, "kind": kind, "name": name}
