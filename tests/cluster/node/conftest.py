@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node without images."""
-    node = Node(node_assets(), tmp_path_factory.mktemp("node") / "n")
-    node.start()
-    yield node
-    node.stop()
+def node() -> Iterator[Node]:
+    """A node without images. Its folder is none of pytest's, which other runs of pytest may clean up."""
+    with tempfile.TemporaryDirectory(prefix="fpnode-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+        node = Node(node_assets(), Path(folder) / "n")
+        node.start()
+        yield node
+        node.stop()
 
 
 @pytest.fixture(scope="session")
