@@ -69,7 +69,9 @@ def image(name: ImageName) -> Image:
     size = cache / f"{name}-{key}.size"
     with FileLock(cache / "images.lock", timeout=LOCK_S):
         if not size.is_file():
-            for old in (*cache.glob(f"{name}-*.tar"), *cache.glob(f"{name}-*.size")):
+            # The newest stays: another run may be about to load it.
+            for old in sorted(cache.glob(f"{name}-*.size"), key=lambda file: file.stat().st_mtime)[:-1]:
+                old.with_suffix(".tar").unlink(missing_ok=True)
                 old.unlink()
             size.write_text(str(_build(name, Buildah(cache / "buildah"), archive)))
     return Image(reference=reference(name), archive=archive, size_over_base_bytes=int(size.read_text()))
