@@ -81,3 +81,15 @@ def test_prefill_pods_follow_their_load(service: NodeService, tmp_path: Path) ->
             within_s=SCALED_S,
         )
     until(lambda: prefill_deployments(service) == {name: 1}, "1 prefill pod again", within_s=SCALED_S)
+
+
+def test_keda_follows_a_rollout(service: NodeService) -> None:
+    (before,) = prefill_deployments(service)
+    service.change({"engine": {"blockSize": 32}})
+    service.wait_ready()
+    until(lambda: len(prefill_deployments(service)) == 1, "one revision", within_s=SCALED_S)
+    (live,) = prefill_deployments(service)
+    assert live != before
+    # KEDA has its own autoscaler for each ScaledObject.
+    target = ("get", "hpa", "keda-hpa-scaled-prefill", "-o", "jsonpath={.spec.scaleTargetRef.name}")
+    until(lambda: service.kubectl(*target) == live, f"KEDA scales {live}", within_s=SCALED_S)
