@@ -83,8 +83,11 @@ def test_scale_by_spec_changes_the_pods_and_restarts_none(cluster: Operated, nam
     cluster.change(namespace, "web", {"prefill": {"replicas": 2}, "decode": {"replicas": 1}})
     until(lambda: len(cluster.pods(namespace, "web", "prefill")) == 2, "2 prefill pods")
     until(lambda: len(cluster.pods(namespace, "web", "decode")) == 1, "1 decode pod")
+    until(
+        lambda: cluster.service(namespace, "web")["status"]["roles"]["prefill"]["summary"] == "2/2",
+        "the status tells 2 of 2",
+    )
     cluster.wait_ready(namespace, "web")
-    assert cluster.service(namespace, "web")["status"]["roles"]["prefill"]["summary"] == "2/2"
 
 
 def test_a_live_change_reaches_the_pods_and_restarts_none(cluster: Operated, namespace: str) -> None:
