@@ -86,6 +86,13 @@ def test_another_default_image_is_a_revision_of_its_own_under_automatic_and_then
     assert chosen(choose(service(), NEW, both)) == (name, 2, None)
 
 
+def test_an_operator_of_the_release_before_takes_the_revision_of_its_image_again_under_automatic() -> None:
+    automatic = service({"upgradePolicy": "Automatic"})
+    both = records(revision(HASH, 1), revision("upgraded", 2, settings=NEW))
+    target = choose(automatic, OLD, both)
+    assert (chosen(target), target.recorded) == ((HASH, 3, None), both[HASH])
+
+
 def test_an_image_that_the_spec_names_is_no_default_that_could_be_upgraded() -> None:
     own = service({"engine": {"image": "mine:1"}})
     target = choose(own, OLD, {})

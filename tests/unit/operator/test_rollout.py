@@ -15,7 +15,7 @@ from flowprefill_operator.settings import PlanSettings
 from support.services import Spec, merged
 from support.simulated_cluster import SimulatedCluster, with_images
 
-SEEDS = range(6)
+SEEDS = range(3)
 EVENTS = 250
 """Of a rollout; enough that most are over by then, and few are not."""
 

@@ -227,3 +227,23 @@ def test_the_work_ends_when_it_is_cancelled_in_the_middle_of_a_pass() -> None:
 
     worked.run(script, until_s=2)
     assert worked.at_once == {A: 0}
+
+
+def test_triggers_do_not_shorten_the_pause_after_a_failure() -> None:
+    worked = Worked(takes_s=0.0)
+    fails = iter([True, True, True, False, False])
+
+    def outcome(key: Key) -> float | None:
+        if next(fails):
+            raise RuntimeError("no")
+        return None
+
+    worked.outcome = outcome
+
+    async def script() -> None:
+        for _ in range(36):
+            worked.queue.add(A)
+            await asyncio.sleep(0.1)
+
+    worked.run(script, until_s=20)
+    assert worked.times()[:4] == [0.0, 0.5, 1.5, 3.5]

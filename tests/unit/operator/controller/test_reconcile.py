@@ -279,6 +279,7 @@ async def test_a_new_operator_keeps_the_status_until_pods_have_been_asked(passes
                 "flowprefill.io/role": role,
                 "flowprefill.io/revision": "552c2f0620",
             },
+            spec={"containers": [{"ports": [{"name": "admin", "containerPort": 1}]}]},
             status=pod_status(running(ready=True), phase="Running", ready=True) | {"podIP": "127.0.0.1"},
         )
         passes.reconciler.store.put(PODS, pod)

@@ -441,6 +441,7 @@ def test_a_paused_service_tells_so_and_what_its_pods_do() -> None:
     shown = view(cluster, applied=None)
     assert told(shown, "ObjectsApplied")[:2] == ("Unknown", "Paused")
     assert told(shown)[:2] == ("Unknown", "Paused")
+    assert {"Reconciling", "Stalled"}.isdisjoint(conditions(shown))
     assert conditions(shown)["Available"].status == "True"
     assert conditions(shown)["PrefillReady"].status == "True"
 
