@@ -158,6 +158,8 @@ class Applier:
         if found is None:
             return
         kept = {key: value for key, value in found["spec"].items() if key in ALLOCATED.get(kind.kind, ())}
+        # Raises `Invalid`, with nothing changed, when it is the planned spec itself that is refused.
+        await self._cluster.replace_spec(kind, found, {**kept, **spec}, dry_run=True)
         await self._cluster.replace_spec(kind, found, {**kept, **spec})
         log.warning(
             "foreign fields removed", extra={"kind": kind.kind, "object": f"{meta['namespace']}/{name}"}

@@ -84,4 +84,9 @@ def kind_of(item: Mapping[str, object]) -> Kind:
     return _BY_NAME[(str(item["apiVersion"]), str(item["kind"]))]
 
 
+def is_known(item: Mapping[str, object]) -> bool:
+    """Whether the operator knows the kind of an object."""
+    return (str(item["apiVersion"]), str(item["kind"])) in _BY_NAME
+
+
 CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"

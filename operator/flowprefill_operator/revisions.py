@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowprefill_crd import FlowPrefillService, restart_hash
-from flowprefill_operator.kinds import DEPLOYMENTS, RECORDS, kind_of
+from flowprefill_operator.kinds import DEPLOYMENTS, RECORDS, is_known, kind_of
 from flowprefill_operator.observe.observed import Key, Observed, Record
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.pod import image
@@ -70,8 +70,9 @@ def choose(service: FlowPrefillService, settings: PlanSettings, records: Mapping
     newest = max(mine, key=lambda r: r.number)
     outdated = newest.images != images
     if outdated and service.spec.upgrade_policy == "Automatic":
-        name = _upgraded(spec_hash, images)
-        return Target(name=name, number=latest + 1, recorded=records.get(name), upgrade=None)
+        same = next((r for r in mine if r.images == images), None)  # used before, and to be used again
+        name = _upgraded(spec_hash, images) if same is None else same.name
+        return Target(name=name, number=latest + 1, recorded=same, upgrade=None)
     return Target(
         name=newest.name,
         number=newest.number if newest.number == latest else latest + 1,
@@ -153,7 +154,9 @@ def without_replicas(item: Object) -> Object:
 def _read(found: Record) -> Revision | None:
     try:
         data: Any = json.loads(found.data)  # Any: what another release wrote
-        objects = {key_of(item): item for item in data["objects"]}
+        # A newer release may have recorded kinds that this one does not know; it has made them, and prunes them.
+        known = [item for item in data["objects"] if is_known(item)]
+        objects = {key_of(item): item for item in known}
         return Revision(
             name=str(data["revision"]),
             number=found.number,

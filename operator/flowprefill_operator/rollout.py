@@ -168,6 +168,8 @@ def goal(
         wanted += _kept(records.get(previous), now, workers=not recreate)
     hand_over = _hand_over(wanted, now)
     keys = {key_of(item) for item in wanted} | {(CONFIG_MAPS, name) for name in profiles_of(wanted)}
+    if previous is not None and not done:
+        keys |= _of_other_roles(now, roles)
     return Goal(
         target=target,
         serving=_serving(now, target.name, previous, roles),
@@ -296,6 +298,17 @@ def _kept(revision: Revision | None, now: Scene, *, workers: bool) -> list[Objec
                 item = {**item, "spec": {**spec, "replicas": known.detail.replicas}}
         kept.append(item)
     return kept
+
+
+def _of_other_roles(now: Scene, roles: Iterable[str]) -> set[Key]:
+    """Budgets and autoscalers of roles that only the revision before has: a change of the mode."""
+    others = set(WORKER_ROLES) - set(roles)
+    return {
+        key
+        for key, item in now.objects.items()
+        if key[0].kind in ("PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject")
+        and item.labels.get(labels.ROLE) in others
+    }
 
 
 def _hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:

@@ -91,7 +91,9 @@ class Cluster:
             "PATCH", "patch", resource, path, query=query, body=item, content_type=APPLY_TYPE
         )
 
-    async def replace_spec(self, kind: Kind, found: Mapping[str, Any], spec: Object) -> dict[str, Any]:
+    async def replace_spec(
+        self, kind: Kind, found: Mapping[str, Any], spec: Object, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Give an object as it was found another spec as a whole. `Conflict` or `Invalid` when it changed since."""
         meta = found["metadata"]
         changes = [
@@ -103,7 +105,7 @@ class Cluster:
             "patch",
             kind.resource,
             kind.path(meta["namespace"], meta["name"]),
-            query=[("fieldManager", REPAIR_MANAGER)],
+            query=[("fieldManager", REPAIR_MANAGER), *([("dryRun", "All")] if dry_run else [])],
             body=changes,
             content_type=JSON_PATCH_TYPE,
         )

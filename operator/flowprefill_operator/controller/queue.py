@@ -44,8 +44,8 @@ class WorkQueue:
         if key in self._working:
             self._again.add(key)
             return
-        if key in self._queued:
-            return
+        if key in self._queued or (key in self._failures and key in self._timers):
+            return  # it waits already; after a failure nothing shortens its pause
         now_s = asyncio.get_running_loop().time()
         early_s = self._ended_s.get(key, -self._min_gap_s) + self._min_gap_s - now_s
         if early_s > 0:

@@ -26,7 +26,7 @@ from flowprefill_operator.controller.services import Services, owner_of
 from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.kinds import DEPLOYMENTS, SERVICES, kind_of
 from flowprefill_operator.observe.store import Store
-from flowprefill_operator.resources.base import WORKER_ADMIN_PORT, Object
+from flowprefill_operator.resources.base import Object
 from flowprefill_operator.rollout import PROXY, Goal, goal, scene
 from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.compute import as_json, status_of
@@ -36,6 +36,9 @@ from flowprefill_operator.status.view import View
 from flowprefill_operator.unsupported import unsupported
 
 log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 60.0
+"""How long a refused pod template counts as refused: an admission may have changed its mind."""
 
 RETRY_S = 5.0
 """After how long a pass is repeated that could not bring everything about."""
@@ -55,7 +58,8 @@ class Reconciler:
     settings: PlanSettings
     metrics: OperatorMetrics
     instance: str
-    _refused: dict[Key, tuple[str, tuple[str, str]]] = field(default_factory=dict)
+    _refused: dict[Key, tuple[str, float, tuple[str, str]]] = field(default_factory=dict)
+    """Revision, when the API server was asked (monotonic seconds), and why it is not acted on."""
 
     async def __call__(self, key: Key) -> float | None:
         """One pass; after how many seconds the next one is due, or None."""
@@ -158,24 +162,32 @@ class Reconciler:
         if not changed or decided.target.recorded is not None:
             return None
         known = self._refused.get(key)
-        if known is not None and known[0] == decided.target.name:
-            return known[1]
+        if (
+            known is not None
+            and known[0] == decided.target.name
+            and time.monotonic() < known[1] + ASK_AGAIN_S
+        ):
+            return known[2]
         pods = [item for step in decided.steps for item in step if kind_of(item) == DEPLOYMENTS]
         failure = await self.applier.dry_run(pods)
         if failure is None or not isinstance(failure.error, Invalid):
             return None
         refusal = ("InvalidPodTemplate", _template_message(failure))
-        self._refused[key] = (decided.target.name, refusal)
+        self._refused[key] = (decided.target.name, time.monotonic(), refusal)
         return refusal
 
     def _ask(self, key: Key, view: View) -> float | None:
         """Have pods asked for what the status lacks; after how long to look again."""
-        port = view.service.spec.proxy.port_admin
         pods = {
-            item.name: f"{_host(pod.ip)}:{port if pod.role == PROXY else WORKER_ADMIN_PORT}"
+            item.name: f"{_host(pod.ip)}:{pod.admin_port}"
             for item, pod in running(view)
+            if pod.admin_port is not None
         }
-        proxies = {item.name: pods[item.name] for item, pod in running(view) if pod.role == PROXY}
+        proxies = {
+            item.name: pods[item.name]
+            for item, pod in running(view)
+            if pod.role == PROXY and item.name in pods
+        }
         target = None if view.goal is None else view.goal.target.name
         ask = Ask(
             proxies=proxies,
@@ -185,7 +197,7 @@ class Reconciler:
             provers={
                 item.name: pods[item.name]
                 for item, pod in running(view)
-                if pod.role == PROXY and pod.revision == target
+                if pod.revision == target and item.name in proxies
             },
         )
         return self.prober.ask(key, ask)

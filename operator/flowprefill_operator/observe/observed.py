@@ -50,11 +50,12 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """State of a pod. `unschedulable` is the scheduler's message; `since` the time it was created."""
+    """State of a pod. `admin_port` is the number of its port of that name; `unschedulable` is the scheduler's message; `since` the time it was created."""
 
     role: str
     revision: str
     ip: str | None
+    admin_port: int | None
     phase: str
     ready: bool
     terminating: bool
@@ -189,6 +190,7 @@ def _pod(item: Mapping[str, Any]) -> Pod:
         role=its_labels.get(labels.ROLE, ""),
         revision=its_labels.get(labels.REVISION, ""),
         ip=status.get("podIP"),
+        admin_port=_port(item.get("spec") or {}, labels.ADMIN_PORT),
         phase=status.get("phase", "Pending"),
         ready=conditions.get("Ready", ("", "", ""))[0] == "True",
         terminating="deletionTimestamp" in meta,
@@ -199,6 +201,11 @@ def _pod(item: Mapping[str, Any]) -> Pod:
             *_containers(status.get("containerStatuses") or (), init=False),
         ),
     )
+
+
+def _port(spec: Mapping[str, Any], name: str) -> int | None:
+    ports = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
+    return next((port["containerPort"] for port in ports if port.get("name") == name), None)
 
 
 def _containers(statuses: Sequence[Mapping[str, Any]], *, init: bool) -> list[Container]:

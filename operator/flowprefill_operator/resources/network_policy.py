@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from flowprefill_operator import labels
 from flowprefill_operator.resources.base import Context, Object
-from flowprefill_operator.resources.pod import ports
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 def proxy_policy(context: Context) -> Object:
     """`<name>-proxy`: the API for everybody; the admin port for the service's own pods, the operator and Prometheus."""
-    number = ports(context, "proxy")
     return _policy(
         context.metadata(context.name("proxy"), "proxy"),
         {"matchLabels": context.selector("proxy")},
         [
-            {"ports": [_port(number[labels.API_PORT])]},
-            {"ports": [_port(number[labels.ADMIN_PORT])], "from": _admin_peers(context)},
+            {"ports": [_port(labels.API_PORT)]},
+            {"ports": [_port(labels.ADMIN_PORT)], "from": _admin_peers(context)},
         ],
     )
 
 
 def worker_policy(context: Context) -> Object:
     """`<name>-workers`: the API for the proxies alone, the admin port as above, in all pods that are no proxies."""
-    number = ports(context, context.worker_roles[0])
     no_proxy = {"key": labels.ROLE, "operator": "NotIn", "values": ["proxy"]}
     return _policy(
         context.metadata(context.name("workers")),
         {"matchLabels": context.selector(), "matchExpressions": [no_proxy]},
         [
-            {"ports": [_port(number[labels.API_PORT])], "from": [_pods(context.selector("proxy"))]},
-            {"ports": [_port(number[labels.ADMIN_PORT])], "from": _admin_peers(context)},
+            {"ports": [_port(labels.API_PORT)], "from": [_pods(context.selector("proxy"))]},
+            {"ports": [_port(labels.ADMIN_PORT)], "from": _admin_peers(context)},
         ],
     )
 
@@ -47,7 +44,7 @@ def kv_policy(context: Context) -> Object | None:
     return _policy(
         context.metadata(context.name("kv", context.revision), "prefill", revision=True),
         {"matchLabels": context.selector("prefill", revision=True)},
-        [{"ports": [_port(ports(context, "prefill")[labels.KV_PORT])], "from": [decode]}],
+        [{"ports": [_port(labels.KV_PORT)], "from": [decode]}],
     )
 
 
@@ -74,5 +71,6 @@ def _pods(match_labels: dict[str, str]) -> Object:
     return {"podSelector": {"matchLabels": match_labels}}
 
 
-def _port(number: int) -> Object:
-    return {"protocol": "TCP", "port": number}
+def _port(name: str) -> Object:
+    """A port by its name: each pod's own number, also while pods of two revisions have different ones."""
+    return {"protocol": "TCP", "port": name}

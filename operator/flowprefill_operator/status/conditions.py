@@ -60,7 +60,7 @@ def verdicts(view: View) -> dict[str, Verdict]:
         found |= _extras(view)
     found["Available"] = _available(view)
     ready = _ready(found)
-    if ready.status != "True":
+    if ready.status != "True" and not view.service.spec.paused:
         found["Stalled" if ready.stalled else "Reconciling"] = holds(ready.reason, ready.message)
     return {"Ready": ready} | found
 

@@ -332,12 +332,12 @@ def test_a_role_that_may_have_several_pods_gives_up_one_at_a_time() -> None:
     assert not of_kind(planned({"prefill": one, "decode": {"replicas": 0}}), "PodDisruptionBudget")
 
 
-def ingress(objects: list[dict[str, Any]], pod: dict[str, str]) -> dict[int, list[dict[str, Any]] | None]:
-    """For each open port of a pod with these labels, who may reach it; None is everybody.
+def ingress(objects: list[dict[str, Any]], pod: dict[str, str]) -> dict[str, list[dict[str, Any]] | None]:
+    """For each open port, by its name, of a pod with these labels, who may reach it; None is everybody.
 
     As a cluster reads policies: what selects the pod adds up, and without any policy all would be open.
     """
-    found: dict[int, list[dict[str, Any]] | None] = {}
+    found: dict[str, list[dict[str, Any]] | None] = {}
     selecting = [
         p["spec"] for p in of_kind(objects, "NetworkPolicy") if selects(p["spec"]["podSelector"], pod)
     ]
@@ -368,11 +368,11 @@ def pod_labels(objects: list[dict[str, Any]], role: str) -> dict[str, str]:
 def test_clients_reach_the_api_of_proxies_and_nothing_else() -> None:
     objects = planned()
     to_proxies = ingress(objects, pod_labels(objects, "proxy"))
-    assert [port for port, peers in to_proxies.items() if peers is None] == [8000]
+    assert [port for port, peers in to_proxies.items() if peers is None] == ["api"]
     for role in ("prefill", "decode"):
         to_workers = ingress(objects, pod_labels(objects, role))
         assert None not in to_workers.values()
-        (peer,) = to_workers[8000] or ()
+        (peer,) = to_workers["api"] or ()
         assert list(peer) == ["podSelector"]
         reached_from = [
             r for r in deployments(objects) if selects(peer["podSelector"], pod_labels(objects, r))
@@ -383,7 +383,7 @@ def test_clients_reach_the_api_of_proxies_and_nothing_else() -> None:
 def test_kv_blocks_are_for_the_decode_pods_of_the_same_revision_alone() -> None:
     objects = planned()
     prefill, decode = pod_labels(objects, "prefill"), pod_labels(objects, "decode")
-    (peer,) = ingress(objects, prefill)[7000] or ()
+    (peer,) = ingress(objects, prefill)["kv"] or ()
     assert list(peer) == ["podSelector"]
     assert selects(peer["podSelector"], decode)
     for other in (
@@ -394,10 +394,10 @@ def test_kv_blocks_are_for_the_decode_pods_of_the_same_revision_alone() -> None:
         {"app": "stranger"},
     ):
         assert not selects(peer["podSelector"], other)
-    assert 7000 not in ingress(objects, decode)
-    assert 7000 not in ingress(objects, {**prefill, "flowprefill.io/revision": "0123456789"})
+    assert "kv" not in ingress(objects, decode)
+    assert "kv" not in ingress(objects, {**prefill, "flowprefill.io/revision": "0123456789"})
     colocated = planned({"mode": "Colocated"})
-    assert set(ingress(colocated, pod_labels(colocated, "colocated"))) == {8000, 9000}
+    assert set(ingress(colocated, pod_labels(colocated, "colocated"))) == {"api", "admin"}
 
 
 MONITORING = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
@@ -423,7 +423,7 @@ def test_admin_ports_are_for_the_service_the_operator_and_who_monitors(
 ) -> None:
     objects = [dict(item) for item in plan(parse_service(document()), settings)]
     for role in ("prefill", "decode", "proxy"):
-        assert ingress(objects, pod_labels(objects, role))[9000] == expected
+        assert ingress(objects, pod_labels(objects, role))["admin"] == expected
 
 
 def test_the_annotated_service_reports_the_address_that_is_planned_for_it() -> None:
