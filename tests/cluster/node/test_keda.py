@@ -69,7 +69,8 @@ def test_a_scaled_object_is_made_soon_after_keda_came(service: NodeService, keda
     keda.wait_ready()
 
 
-def test_prefill_pods_follow_their_load(service: NodeService, tmp_path: Path) -> None:
+def test_prefill_pods_follow_their_load(service: NodeService, prometheus: Prometheus, tmp_path: Path) -> None:
+    prometheus.follow(service.namespace)
     (name,) = prefill_deployments(service)
     assert prefill_deployments(service) == {name: 1}
     with service.load(tmp_path / "outcomes", rate=RATE):

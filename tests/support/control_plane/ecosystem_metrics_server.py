@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,15 +45,15 @@ def metrics_server(node: Node, folder: Path) -> Iterator[None]:
         server.stop()
 
 
-def _objects() -> list[dict[str, object]]:
+def _objects() -> list[Mapping[str, object]]:
     """Its API, in front of the process."""
-    service = {
+    service: Mapping[str, object] = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": META,
         "spec": {"ports": [{"name": "https", "port": 443, "targetPort": PORT}]},
     }
-    endpoints = {
+    endpoints: Mapping[str, object] = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": META | {"labels": {"kubernetes.io/service-name": META["name"]}},
@@ -61,7 +61,7 @@ def _objects() -> list[dict[str, object]]:
         "endpoints": [{"addresses": [BRIDGE_ADDRESS], "conditions": {"ready": True}}],
         "ports": [{"name": "https", "port": PORT}],
     }
-    api = {
+    api: Mapping[str, object] = {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",
         "metadata": {"name": API},

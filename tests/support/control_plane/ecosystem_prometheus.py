@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,12 +16,15 @@ from support.control_plane.ecosystem_assets import (
     load_program,
 )
 from support.control_plane.node import Node
+from support.control_plane.waiting import until
 
 NAMESPACE = "default"
 NAME = "main"
 """The manifest's Prometheus, which selects every PodMonitor and scrapes every 5 s."""
 ADDRESS = f"http://prometheus-operated.{NAMESPACE}.svc:9090"
-HASTEN_S = 3.0
+POD = (f"pod/prometheus-{NAME}-0", "--namespace", NAMESPACE)
+NOTICED_S = 90.0
+"""The operator sees a new API within a minute."""
 IMAGES = (
     ("quay.io/prometheus-operator/prometheus-operator:v0.85.0", "prometheus-operator", "/bin/operator"),
     (
@@ -40,11 +44,23 @@ class Prometheus:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._hastened_s = time.monotonic()
+
+    def follow(self, namespace: str, *, monitored: bool = True) -> None:
+        """Wait until prometheus-operator has written that a namespace is scraped, or not, and let Prometheus do so.
+
+        A running one would by itself look at a changed file within three minutes, or at once where inotify tells it.
+        """
+        until(
+            lambda: (f"podMonitor/{namespace}/" in self._written()) == monitored,
+            f"prometheus-operator writes what is scraped in {namespace}",
+            within_s=NOTICED_S,
+        )
+        if (f"podMonitor/{namespace}/" in self._get("status/config")["yaml"]) != monitored:
+            self._node.plane.kubectl("delete", *POD)
+            self._node.plane.until_done("wait", "--for=condition=Ready", "--timeout=60s", *POD)
 
     def targets(self, namespace: str) -> list[Json]:
         """What it scrapes in a namespace, up or down."""
-        self._hasten()
         found = self._get("targets?state=active")["activeTargets"]
         return [target for target in found if target["labels"].get("namespace") == namespace]
 
@@ -53,14 +69,9 @@ class Prometheus:
         found = self._get(f"query?query={quote(promql, safe='')}")["result"]
         return [(item["metric"], float(item["value"][1])) for item in found]
 
-    def _hasten(self) -> None:
-        """A pod gets a changed Secret, as here the list of what to scrape, within 90 s, or when the pod is changed."""
-        now_s = time.monotonic()
-        if now_s - self._hastened_s < HASTEN_S:
-            return
-        self._hastened_s = now_s
-        pod = ("pod", f"prometheus-{NAME}-0", "--namespace", NAMESPACE)
-        self._node.plane.kubectl("annotate", "--overwrite", *pod, f"looked-at={now_s}")
+    def _written(self) -> str:
+        secret = self._node.plane.get("secret", f"prometheus-{NAME}", "--namespace", NAMESPACE)
+        return gzip.decompress(base64.b64decode(secret["data"]["prometheus.yaml.gz"])).decode()
 
     def _get(self, what: str) -> Json:
         path = f"/api/v1/namespaces/{NAMESPACE}/services/prometheus-operated:9090/proxy/api/v1/{what}"
