@@ -37,17 +37,17 @@ class OperatorProcess:
         """`config` holds fields of the operator's configuration file (camelCase) beyond those that a test needs."""
         folder.mkdir(parents=True, exist_ok=True)
         (self._port,) = free_ports(1)
-        self._kubeconfig = kubeconfig
+        self.kubeconfig = kubeconfig
         self._pod_name = pod_name
         self._file = folder / "operator.yaml"
         self.log = folder / "operator.log"
         self.log.touch()
-        defaults: Json = {
+        self._config: Json = {
             "port": self._port,
             "logFormat": "json",
             "leaderElection": {"enabled": False},
         }
-        self._file.write_text(yaml.safe_dump(defaults | config), encoding="utf-8")
+        self.configure(**config)
         self._process: subprocess.Popen[bytes] | None = None
         self.memory_peak_bytes = 0
         """Most resident memory of any process so far, as read by the last `memory` or at its end."""
@@ -76,13 +76,18 @@ class OperatorProcess:
         assert self._process is not None
         return self._process.pid
 
+    def configure(self, **config: object) -> None:
+        """Change fields of the configuration file, for the next start."""
+        self._config |= config
+        self._file.write_text(yaml.safe_dump(self._config), encoding="utf-8")
+
     def start(self) -> None:
         """Start it, without waiting for anything."""
         assert not self.running, "it runs already"
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self._file.parent),
-            "KUBECONFIG": str(self._kubeconfig),
+            "KUBECONFIG": str(self.kubeconfig),
             "POD_NAME": self._pod_name,
             "POD_NAMESPACE": SYSTEM_NAMESPACE,
             "PYTHONUNBUFFERED": "1",
