@@ -135,9 +135,9 @@ class NodeService:
         """A steady load while the block runs; the list has every outcome once it has ended."""
         outcomes: list[Outcome] = []
         model = str(self.get()["status"]["resolvedModel"]["servedName"])
-        # Streams of 30 s are what a change meets; on two cores a token takes about a seventh of a second.
+        # Short enough to end within a proxy's drain also while new pods load their model beside them.
         argv = self._program(
-            "support.steady_load", self.url, model, str(out), "--rate", str(rate), "--stream-tokens", "150"
+            "support.steady_load", self.url, model, str(out), "--rate", str(rate), "--stream-tokens", "40"
         )
         process = subprocess.Popen(argv, env=_environment(), stderr=subprocess.PIPE, text=True)
         try:
