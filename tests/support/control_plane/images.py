@@ -67,19 +67,26 @@ def image(name: ImageName) -> Image:
     key = _key()
     archive = cache / f"{name}-{key}.tar"
     size = cache / f"{name}-{key}.size"
-    with FileLock(cache / "images.lock", timeout=LOCK_S):
-        if not size.is_file():
-            # The newest stays: another run may be about to load it.
-            for old in sorted(cache.glob(f"{name}-*.size"), key=lambda file: file.stat().st_mtime)[:-1]:
-                old.with_suffix(".tar").unlink(missing_ok=True)
-                old.unlink()
-            size.write_text(str(_build(name, Buildah(cache / "buildah"), archive)))
+    if not size.is_file():
+        with FileLock(cache / "images.lock", timeout=LOCK_S):
+            if not size.is_file():  # another run may have built it meanwhile
+                _replace(name, cache, archive, size)
     return Image(reference=reference(name), archive=archive, size_over_base_bytes=int(size.read_text()))
 
 
 def reference(name: ImageName) -> str:
     """The name under which a node knows an image."""
     return f"docker.io/flowprefill/{name}:{version('flowprefill')}"
+
+
+def _replace(name: ImageName, cache: Path, archive: Path, size: Path) -> None:
+    """Build an image in the place of all but the newest that is there: another run may be about to load that."""
+    for old in sorted(cache.glob(f"{name}-*.size"), key=lambda file: file.stat().st_mtime)[:-1]:
+        old.with_suffix(".tar").unlink(missing_ok=True)
+        old.unlink()
+    done = size.with_suffix(".new")
+    done.write_text(str(_build(name, Buildah(cache / "buildah"), archive)))
+    done.rename(size)
 
 
 def _build(name: ImageName, buildah: Buildah, archive: Path) -> int:
