@@ -49,6 +49,6 @@ def test_every_toggle_and_monitors_are_accepted_where_the_cluster_has_them(
         control_plane.kubectl("apply", "--server-side", "-f", str(path))
     for plural in plurals:
         crd = f"crd/{plural}.monitoring.coreos.com"
-        control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", crd)
+        control_plane.until_done("wait", "--for=condition=Established", "--timeout=60s", crd)
     cases = [case for case in CASES.values() if case.apis]
     accept(control_plane, tmp_path, [*cases, *toggles(values_schema(), default_values()).values()])

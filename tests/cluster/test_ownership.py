@@ -181,7 +181,7 @@ class Place:
 def plane(control_plane: ControlPlane) -> ControlPlane:
     for file in (ROOT / "crds" / f"{CRD_NAME}.yaml", *ecosystem_crds()):
         control_plane.kubectl("apply", "--server-side", "-f", str(file))
-        control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(file))
+        control_plane.until_done("wait", "--for=condition=Established", "--timeout=60s", "-f", str(file))
     for plural in ("flowprefillservices", "scaledobjects", "podmonitors", "httproutes"):
         control_plane.until_done("get", plural)
     return control_plane

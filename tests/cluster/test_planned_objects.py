@@ -72,7 +72,7 @@ def ecosystem(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with the CRDs of other projects, for as long as a test takes."""
     files = [option for file in ecosystem_crds() for option in ("-f", str(file))]
     control_plane.kubectl("apply", "--server-side", *files)
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", *files)
+    control_plane.until_done("wait", "--for=condition=Established", "--timeout=60s", *files)
     yield control_plane
     control_plane.kubectl("delete", *files)
 

@@ -74,7 +74,9 @@ class ChartCluster:
         return found
 
     def established(self) -> None:
-        self.kubectl("wait", "--for=condition=Established", f"--timeout={WAIT_S:.0f}s", f"crd/{CRD_NAME}")
+        self.plane.until_done(
+            "wait", "--for=condition=Established", f"--timeout={WAIT_S:.0f}s", f"crd/{CRD_NAME}"
+        )
 
     def apply_sample(self) -> str:
         """The quickstart sample in the release's namespace; its uid."""

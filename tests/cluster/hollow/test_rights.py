@@ -48,7 +48,7 @@ def everything(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) ->
     for path in ecosystem_crds():
         plane.kubectl("apply", "--server-side", "-f", str(path))
     for name in FOREIGN:
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{name}")
+        plane.until_done("wait", "--for=condition=Established", "--timeout=60s", f"crd/{name}")
     election = {"enabled": True, "leaseSeconds": 15}
     with operated(
         plane, tmp_path_factory.mktemp("rights"), leaderElection=election, resyncSeconds=5

@@ -88,7 +88,9 @@ def install_prometheus(node: Node, folder: Path) -> Prometheus:
         load_program(node, image, program, path, folder)
     kubectl = node.plane.kubectl
     apply_files(node, crds)
-    kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"--filename={crd}" for crd in crds))
+    node.plane.until_done(
+        "wait", "--for=condition=Established", "--timeout=60s", *(f"--filename={crd}" for crd in crds)
+    )
     apply_files(node, [manifest])
     available = ("wait", "--for=condition=Available", f"prometheus/{NAME}", "--namespace", NAMESPACE)
     kubectl(*available, "--timeout=110s")

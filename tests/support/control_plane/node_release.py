@@ -48,5 +48,5 @@ def release(node: Node, folder: Path) -> Iterator[NodeRelease]:
     node.plane.kubectl("create", "namespace", NAMESPACE)
     node.plane.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     found.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait", "--timeout", "100s")
-    node.plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
+    node.plane.until_done("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
     yield found
