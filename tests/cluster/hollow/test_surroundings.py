@@ -119,6 +119,8 @@ def test_crds_of_other_projects_are_used_when_they_appear_and_missed_when_they_g
     cluster: Operated, namespace: str
 ) -> None:
     files = ecosystem_crds()
+    for file in files:  # another module may have left them
+        cluster.plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
     scaling = {
         "minReplicas": 2,
         "maxReplicas": 4,
