@@ -11,14 +11,14 @@ A revision that never gets ready changes nothing beyond step 1.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator import labels
+from flowprefill_operator.fitting import hand_over, kept, role_of, same_generation, with_replicas
 from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
-from flowprefill_operator.observe.observed import Key, Observed, Pod, Workload
+from flowprefill_operator.observe.observed import Key, Observed
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
@@ -33,10 +33,8 @@ from flowprefill_operator.revisions import (
     read_records,
     record,
 )
+from flowprefill_operator.scene import PROXY, WORKER_ROLES, Scene, scene
 from flowprefill_operator.settings import PlanSettings
-
-PROXY = "proxy"
-WORKER_ROLES = ("prefill", "decode", "colocated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,8 @@ class Goal:
     of pods passes to an autoscaler, with the number they have now. `prune` is what goes. `serving` is the revision that
     the proxies send requests to (None before the first is ready) and `previous` the one that the target replaces.
     `to_prove` says whether the target itself is to be tried with one token now. `waits_for` is why a part of the target is
-    not applied yet; `unprofiled` tells that its profile is not there. `deployments` maps names of Deployments to roles; `url` is where
-    clients in the cluster reach the API.
+    not applied yet; `unprofiled` tells that its profile is not there. `deployments` maps names of
+    Deployments to roles; `url` is where clients in the cluster reach the API.
     """
 
     target: Target
@@ -62,56 +60,6 @@ class Goal:
     unprofiled: bool = False
     deployments: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """A service's objects sorted for decisions. `deployments` is by role and revision, `pods` are not yet gone."""
-
-    uid: str
-    objects: Mapping[Key, Observed]
-    deployments: Mapping[tuple[str, str], Observed]
-    pods: tuple[tuple[Observed, Pod], ...]
-
-    def workload(self, role: str, revision: str) -> Workload | None:
-        found = self.deployments.get((role, revision))
-        detail = None if found is None else found.detail
-        return detail if isinstance(detail, Workload) else None
-
-    def complete(self, role: str, revision: str) -> bool:
-        """Whether a role has exactly the pods that were asked for, all ready."""
-        found = self.deployments.get((role, revision))
-        detail = None if found is None else found.detail
-        if found is None or not isinstance(detail, Workload):
-            return False
-        return (
-            detail.generation_seen >= found.generation
-            and detail.updated >= detail.replicas
-            and detail.ready >= detail.replicas
-        )
-
-    def alive(self) -> Iterable[Pod]:
-        """Pods that run or may come to run; one that was evicted stays as an object, and takes no part any more."""
-        return (pod for _, pod in self.pods if pod.phase not in ("Failed", "Succeeded"))
-
-    def serves(self, revision: str, roles: Iterable[str]) -> bool:
-        """Whether a revision has a ready pod in each of its roles."""
-        present = [role for role in roles if (role, revision) in self.deployments]
-        return bool(present) and all(
-            (state := self.workload(role, revision)) is not None and state.ready > 0 for role in present
-        )
-
-
-def scene(observed: Mapping[Key, Observed], uid: str) -> Scene:
-    """What of the observed objects is the service's own."""
-    own = {key: item for key, item in observed.items() if item.controller == uid}
-    deployments = {
-        (item.labels.get(labels.ROLE, ""), item.labels.get(labels.REVISION, "")): item
-        for (kind, _), item in own.items()
-        if kind == DEPLOYMENTS
-    }
-    pods = tuple((item, item.detail) for item in observed.values() if isinstance(item.detail, Pod))
-    return Scene(uid=uid, objects=own, deployments=deployments, pods=pods)
 
 
 def goal(
@@ -150,23 +98,22 @@ def goal(
     waits_for = "the pods of the revision before to stop" if in_the_way else waits_for
     wanted: list[Object] = []
     for item in planned:
-        role = _role(item)
+        role = role_of(item)
         is_worker = kind_of(item) == DEPLOYMENTS and role in WORKER_ROLES
         unmeasured = unprofiled and role != "decode" and key_of(item) not in now.objects
         if not (is_worker and (in_the_way or unmeasured)):
             wanted.append(item)
     wanted = [
-        as_recorded(item, proxy_of if _role(item) == PROXY and not replace_proxies else target.recorded)
+        as_recorded(item, proxy_of if role_of(item) == PROXY and not replace_proxies else target.recorded)
         for item in wanted
         if not (kind_of(item) == JOBS and profile is not None)
     ]
     if profile is not None:
         wanted.append(profile)
-    wanted = [_same_generation(_with_replicas(item, service, now, previous), now) for item in wanted]
+    wanted = [same_generation(with_replicas(item, service, now, previous), now) for item in wanted]
     wanted.append(record(context, target, planned))
     if previous is not None and not done:
-        wanted += _kept(records.get(previous), now, workers=not recreate)
-    hand_over = _hand_over(wanted, now)
+        wanted += kept(records.get(previous), now, workers=not recreate)
     keys = {key_of(item) for item in wanted} | {(CONFIG_MAPS, name) for name in profiles_of(wanted)}
     if previous is not None and not done:
         keys |= _of_other_roles(now, roles)
@@ -176,13 +123,13 @@ def goal(
         previous=None if done else previous,
         # A Job's pods cannot be changed: one that is there runs to its end as it is.
         steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
-        hand_over=hand_over,
+        hand_over=hand_over(wanted, now),
         prune=tuple(_prune(now, keys, records, {target.name, previous})),
         to_prove=up and settled and not asleep and target.name not in proven,
         waits_for=waits_for,
         unprofiled=unprofiled,
         url=url(context),
-        deployments={key_of(item)[1]: _role(item) for item in wanted if kind_of(item) == DEPLOYMENTS},
+        deployments={key_of(item)[1]: role_of(item) for item in wanted if kind_of(item) == DEPLOYMENTS},
     )
 
 
@@ -237,69 +184,6 @@ def _profile(context: Context, now: Scene, planned: Iterable[Object]) -> tuple[O
     return None, "the profiling Job"
 
 
-def _role(item: Object) -> str:
-    meta = item["metadata"]
-    assert isinstance(meta, Mapping)
-    return str(meta["labels"].get(labels.ROLE, ""))
-
-
-def _with_replicas(item: Object, service: FlowPrefillService, now: Scene, previous: str | None) -> Object:
-    """A Deployment that an autoscaler owns starts with as many pods as the one that it replaces has."""
-    if kind_of(item) != DEPLOYMENTS:
-        return item
-    spec, role = item["spec"], _role(item)
-    assert isinstance(spec, Mapping)
-    if "replicas" in spec or key_of(item) in now.objects:
-        return item
-    part = {"decode": service.spec.decode, PROXY: service.spec.proxy}.get(role, service.spec.prefill)
-    scaling = part.autoscaling
-    assert scaling is not None, "only an autoscaler's Deployment is planned without replicas"
-    before = None if previous is None else now.workload(role, previous)
-    number = max(scaling.min_replicas, before.replicas if before is not None else 0)
-    return {**item, "spec": {**spec, "replicas": min(number, scaling.max_replicas)}}
-
-
-def _same_generation(item: Object, now: Scene) -> Object:
-    """The live document with the generation that pods have it under, unless it says something new."""
-    data = item.get("data")
-    known = now.objects.get(key_of(item))
-    if known is None or not isinstance(data, Mapping) or labels.LIVE_KEY not in data:
-        return item
-    old, new = known.data.get(labels.LIVE_KEY, ""), str(data[labels.LIVE_KEY])
-    return (
-        {**item, "data": dict(known.data)} if _without_generation(old) == _without_generation(new) else item
-    )
-
-
-def _without_generation(text: str) -> object:
-    try:
-        body = json.loads(text)
-        del body["generation"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return body
-
-
-def _kept(revision: Revision | None, now: Scene, *, workers: bool) -> list[Object]:
-    """What still belongs to a revision that serves on, with as many pods as it has."""
-    if revision is None:
-        return []
-    kept: list[Object] = []
-    for key, item in revision.objects.items():
-        if _role(item) == PROXY or key not in now.objects:
-            continue
-        if key[0] == DEPLOYMENTS:
-            if not workers:
-                continue
-            known = now.objects[key]
-            if isinstance(known.detail, Workload) and owns_replicas(known):
-                spec = item["spec"]
-                assert isinstance(spec, Mapping)
-                item = {**item, "spec": {**spec, "replicas": known.detail.replicas}}
-        kept.append(item)
-    return kept
-
-
 def _of_other_roles(now: Scene, roles: Iterable[str]) -> set[Key]:
     """Budgets and autoscalers of roles that only the revision before has: a change of the mode."""
     others = set(WORKER_ROLES) - set(roles)
@@ -309,26 +193,6 @@ def _of_other_roles(now: Scene, roles: Iterable[str]) -> set[Key]:
         if key[0].kind in ("PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject")
         and item.labels.get(labels.ROLE) in others
     }
-
-
-def _hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:
-    """Deployments whose replicas the operator still owns and no longer sets."""
-    found: dict[str, int] = {}
-    for item in wanted:
-        key = key_of(item)
-        known = now.objects.get(key)
-        spec = item.get("spec")
-        if key[0] != DEPLOYMENTS or known is None or not isinstance(spec, Mapping) or "replicas" in spec:
-            continue
-        if owns_replicas(known) and isinstance(known.detail, Workload):
-            found[key[1]] = known.detail.replicas
-    return found
-
-
-def owns_replicas(known: Observed) -> bool:
-    """Whether the operator is an owner of a Deployment's number of pods."""
-    fields = json.loads(known.fields) if known.fields else {}
-    return "f:replicas" in fields.get("f:spec", {})
 
 
 def _steps(wanted: Iterable[Object]) -> tuple[tuple[Object, ...], ...]:

@@ -22,7 +22,8 @@ from flowprefill_operator.kinds import DEPLOYMENTS, JOBS, PODS, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed, observe
 from flowprefill_operator.resources.base import Object
 from flowprefill_operator.revisions import key_of
-from flowprefill_operator.rollout import PROXY, WORKER_ROLES, Goal, goal
+from flowprefill_operator.rollout import Goal, goal
+from flowprefill_operator.scene import PROXY, WORKER_ROLES
 from flowprefill_operator.settings import PlanSettings
 from support.services import MINIMAL_SPEC, Spec, document, merged
 

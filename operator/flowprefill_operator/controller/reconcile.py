@@ -27,7 +27,8 @@ from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.kinds import DEPLOYMENTS, SERVICES, kind_of
 from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
-from flowprefill_operator.rollout import PROXY, Goal, goal, scene
+from flowprefill_operator.rollout import Goal, goal
+from flowprefill_operator.scene import PROXY, scene
 from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.conditions import live_generation, running

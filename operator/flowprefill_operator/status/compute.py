@@ -13,7 +13,7 @@ from flowprefill_crd.v1alpha1 import (
     RolesStatus,
     RoleStatus,
 )
-from flowprefill_operator.rollout import PROXY
+from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.conditions import verdicts
 from flowprefill_operator.status.pods import LOADING, members, pod_verdict
 from flowprefill_operator.status.view import View

@@ -16,7 +16,8 @@ from flowprefill_operator import labels
 from flowprefill_operator.kinds import CONFIG_MAPS, kind_of
 from flowprefill_operator.observe.observed import Job, Observed, Pod
 from flowprefill_operator.revisions import key_of
-from flowprefill_operator.rollout import PROXY, WORKER_ROLES, Goal
+from flowprefill_operator.rollout import Goal
+from flowprefill_operator.scene import PROXY, WORKER_ROLES
 from flowprefill_operator.status.failures import of_failure
 from flowprefill_operator.status.pods import role_verdict
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled, unknown

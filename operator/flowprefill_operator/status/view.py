@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator.apply import Applied
-from flowprefill_operator.rollout import WORKER_ROLES, Goal, Scene
+from flowprefill_operator.rollout import Goal
+from flowprefill_operator.scene import WORKER_ROLES, Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from flowprefill_crd.crd import root_schema
 from flowprefill_operator.apply import Applied, Failure
 from flowprefill_operator.cluster.errors import Unavailable
 from flowprefill_operator.kinds import CONFIG_MAPS
-from flowprefill_operator.rollout import scene
+from flowprefill_operator.scene import scene
 from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.invalid import invalid_status
 from flowprefill_operator.status.view import Reports, View

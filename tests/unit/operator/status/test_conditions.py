@@ -13,7 +13,7 @@ from flowprefill_crd.v1alpha1 import Condition
 from flowprefill_operator.apply import Applied, Failure, NameConflict
 from flowprefill_operator.cluster.errors import ClusterError, no_answer
 from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind
-from flowprefill_operator.rollout import scene
+from flowprefill_operator.scene import scene
 from flowprefill_operator.status.compute import status_of
 from flowprefill_operator.status.view import Reports, View
 from support.cluster_objects import (

@@ -1,0 +1,97 @@
+"""Planned objects, fitted to what is in the cluster. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from flowprefill_crd import FlowPrefillService
+from flowprefill_operator import labels
+from flowprefill_operator.kinds import DEPLOYMENTS, kind_of
+from flowprefill_operator.observe.observed import Observed, Workload
+from flowprefill_operator.resources.base import Object
+from flowprefill_operator.revisions import Revision, key_of
+from flowprefill_operator.scene import PROXY, Scene
+
+
+def role_of(item: Object) -> str:
+    meta = item["metadata"]
+    assert isinstance(meta, Mapping)
+    return str(meta["labels"].get(labels.ROLE, ""))
+
+
+def with_replicas(item: Object, service: FlowPrefillService, now: Scene, previous: str | None) -> Object:
+    """A Deployment that an autoscaler owns starts with as many pods as the one that it replaces has."""
+    if kind_of(item) != DEPLOYMENTS:
+        return item
+    spec, role = item["spec"], role_of(item)
+    assert isinstance(spec, Mapping)
+    if "replicas" in spec or key_of(item) in now.objects:
+        return item
+    part = {"decode": service.spec.decode, PROXY: service.spec.proxy}.get(role, service.spec.prefill)
+    scaling = part.autoscaling
+    assert scaling is not None, "only an autoscaler's Deployment is planned without replicas"
+    before = None if previous is None else now.workload(role, previous)
+    number = max(scaling.min_replicas, before.replicas if before is not None else 0)
+    return {**item, "spec": {**spec, "replicas": min(number, scaling.max_replicas)}}
+
+
+def hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:
+    """Deployments whose replicas the operator still owns and no longer sets."""
+    found: dict[str, int] = {}
+    for item in wanted:
+        key = key_of(item)
+        known = now.objects.get(key)
+        spec = item.get("spec")
+        if key[0] != DEPLOYMENTS or known is None or not isinstance(spec, Mapping) or "replicas" in spec:
+            continue
+        if owns_replicas(known) and isinstance(known.detail, Workload):
+            found[key[1]] = known.detail.replicas
+    return found
+
+
+def owns_replicas(known: Observed) -> bool:
+    """Whether the operator is an owner of a Deployment's number of pods."""
+    fields = json.loads(known.fields) if known.fields else {}
+    return "f:replicas" in fields.get("f:spec", {})
+
+
+def same_generation(item: Object, now: Scene) -> Object:
+    """The live document with the generation that pods have it under, unless it says something new."""
+    data = item.get("data")
+    known = now.objects.get(key_of(item))
+    if known is None or not isinstance(data, Mapping) or labels.LIVE_KEY not in data:
+        return item
+    old, new = known.data.get(labels.LIVE_KEY, ""), str(data[labels.LIVE_KEY])
+    return (
+        {**item, "data": dict(known.data)} if _without_generation(old) == _without_generation(new) else item
+    )
+
+
+def _without_generation(text: str) -> object:
+    try:
+        body = json.loads(text)
+        del body["generation"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return body
+
+
+def kept(revision: Revision | None, now: Scene, *, workers: bool) -> list[Object]:
+    """What still belongs to a revision that serves on, with as many pods as it has."""
+    if revision is None:
+        return []
+    kept: list[Object] = []
+    for key, item in revision.objects.items():
+        if role_of(item) == PROXY or key not in now.objects:
+            continue
+        if key[0] == DEPLOYMENTS:
+            if not workers:
+                continue
+            known = now.objects[key]
+            if isinstance(known.detail, Workload) and owns_replicas(known):
+                spec = item["spec"]
+                assert isinstance(spec, Mapping)
+                item = {**item, "spec": {**spec, "replicas": known.detail.replicas}}
+        kept.append(item)
+    return kept
