@@ -113,10 +113,10 @@ def _container(context: Context, role: Role) -> Object:
         "startupProbe": _probe(
             "/ready",
             period_s=STARTUP_PERIOD_S,
-            timeout_s=2,
+            timeout_s=5,
             failures=math.ceil(_startup_timeout_s(role_spec) / STARTUP_PERIOD_S),
         ),
-        "readinessProbe": _probe("/ready", period_s=READINESS_PERIOD_S, timeout_s=2, failures=3),
+        "readinessProbe": _probe("/ready", period_s=READINESS_PERIOD_S, timeout_s=5, failures=3),
         "livenessProbe": _probe(
             "/health", period_s=LIVENESS_PERIOD_S, timeout_s=5, failures=LIVENESS_FAILURES
         ),
