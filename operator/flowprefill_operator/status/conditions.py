@@ -149,6 +149,8 @@ def _config_applied(view: View) -> Verdict:
     if wanted is None:
         return pending("Pending", "there is no live configuration yet")
     behind = [item.name for item, pod in running(view) if view.reports.generations.get(item.name) != wanted]
+    if not any(pod.role in WORKER_ROLES for _, pod in running(view)):
+        return pending("Pending", "no worker is ready to follow the live configuration")
     if not behind:
         return holds("InUse", f"all pods follow generation {wanted} of the live configuration")
     return pending(

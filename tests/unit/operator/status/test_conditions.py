@@ -517,6 +517,15 @@ def test_a_live_configuration_that_pods_do_not_follow_yet_is_told_with_their_nam
     assert told(view(cluster, reports=Reports(generations=behind)), "ConfigApplied")[0] == "False"
 
 
+def test_a_live_configuration_that_no_worker_is_there_to_follow_is_not_in_use() -> None:
+    cluster, _ = serving()
+    revision = cluster.goal().target.name
+    for role in ("prefill", "decode"):
+        cluster.restart(role, revision)
+    proxies = Reports(generations=dict.fromkeys(cluster.pods, 1))
+    assert told(view(cluster, reports=proxies), "ConfigApplied")[:2] == ("False", "Pending")
+
+
 def test_pods_that_stop_need_not_follow_the_live_configuration() -> None:
     cluster, _ = serving()
     name = sorted(cluster.pods)[0]
