@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from flowprefill_crd import InvalidConfig, Problem
 from flowprefill_crd.base import DnsLabel, DnsSubdomain
@@ -104,9 +105,10 @@ def load_config(path: Path | None) -> OperatorConfig:
     """
     if path is None:
         return OperatorConfig()
-    text = path.read_text(encoding="utf-8")
     try:
-        body = yaml.safe_load(text) or {}
+        body = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except UnicodeDecodeError as error:
+        raise InvalidConfig([Problem(source=str(path), path="", message="is not UTF-8 text")]) from error
     except yaml.YAMLError as error:
         raise InvalidConfig([Problem(source=str(path), path="", message=f"is not YAML: {error}")]) from error
     if not isinstance(body, dict):
@@ -119,8 +121,27 @@ def load_config(path: Path | None) -> OperatorConfig:
             Problem(
                 source=str(path),
                 path=field_path(details["loc"]),
-                message=f"{shown(details['input'])} is not accepted; {details['msg']}",
+                message=_message(details),
             )
             for details in error.errors()
         ]
         raise InvalidConfig(problems) from error
+
+
+_WORDS = {
+    "tuple_type": "use a list",
+    "dict_type": "use a mapping",
+    "model_type": "use a mapping",
+    "string_type": "use a text",
+    "bool_type": "use true or false",
+    "bool_parsing": "use true or false",
+    "int_type": "use a whole number",
+    "int_parsing": "use a whole number",
+}
+
+
+def _message(details: ErrorDetails) -> str:
+    """One error of pydantic in a user's words."""
+    if details["type"] == "extra_forbidden":
+        return "unknown field; operator/README.md lists the fields"
+    return f"{shown(details['input'])} is not accepted; {_WORDS.get(details['type'], details['msg'])}"

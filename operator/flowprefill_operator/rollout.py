@@ -125,7 +125,8 @@ def goal(
         steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
         hand_over=hand_over(wanted, now),
         prune=tuple(_prune(now, keys, records, {target.name, previous})),
-        to_prove=up and settled and not asleep and target.name not in proven,
+        # One ready pod of each role is enough to try, whatever else is still on its way.
+        to_prove=now.serves(target.name, roles) and not asleep and target.name not in proven,
         waits_for=waits_for,
         unprofiled=unprofiled,
         url=url(context),

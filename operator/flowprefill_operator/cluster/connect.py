@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -40,9 +41,19 @@ async def credentials() -> Credentials:
     except kube_config.ConfigException:
         try:
             await kube_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except (kube_config.ConfigException, OSError) as error:
+        except (
+            kube_config.ConfigException,
+            OSError,
+            yaml.YAMLError,
+            TypeError,
+            KeyError,
+            ValueError,
+        ) as error:
+            # The last three are how the client answers a file that is YAML and no kubeconfig.
+            where = os.environ.get("KUBECONFIG", "~/.kube/config")
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise NoCluster(
-                f"neither inside a cluster nor a usable kubeconfig ({error}); set KUBECONFIG or write ~/.kube/config"
+                f"not inside a cluster, and {where} is no usable kubeconfig ({reason}); name one in KUBECONFIG"
             ) from error
     configuration.connection_pool_maxsize = CONNECTIONS
     return Credentials(configuration=configuration, namespace=namespace)

@@ -32,7 +32,7 @@ def transitions(before: Status | None, after: Status) -> list[Condition]:
                 changed = known is None or known.reason != condition.reason
             case _:
                 changed = False
-        if changed:
+        if changed and condition.reason != "Paused":  # what a user has asked for is no news
             found.append(condition)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from aiohttp import web
@@ -35,5 +36,11 @@ async def listen(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "0.0.0.0", port)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise OSError(
+            f"cannot listen on port {port} ({os.strerror(error.errno or 0)}); set another `port` in the configuration, or 0"
+        ) from error
     return runner, int(runner.addresses[0][1])

@@ -81,7 +81,14 @@ class Record:
     """JSON text."""
 
 
-Detail = Workload | Pod | Job | Record | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaler:
+    """State of an autoscaler. `idle` is (reason, message) of why it does not scale; None while it does, or has not said."""
+
+    idle: tuple[str, str] | None
+
+
+Detail = Workload | Pod | Job | Record | Scaler | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +153,8 @@ def _detail(kind: Kind, item: Mapping[str, Any]) -> Detail:
         return _pod(item)
     if kind == JOBS:
         return _job(item)
+    if kind.kind in SCALING:
+        return _scaler(item, SCALING[kind.kind])
     if kind == RECORDS:
         return Record(
             number=item.get("revision", 0), data=json.dumps(item.get("data"), separators=(",", ":"))
@@ -172,6 +181,16 @@ def _job(item: Mapping[str, Any]) -> Job:
         succeeded=conditions.get("Complete", ("", "", ""))[0] == "True",
         failed=f"{failed[1]}: {failed[2]}" if failed is not None and failed[0] == "True" else None,
     )
+
+
+SCALING = {"HorizontalPodAutoscaler": ("AbleToScale", "ScalingActive"), "ScaledObject": ("Ready",)}
+"""Conditions of an autoscaler without which it does nothing."""
+
+
+def _scaler(item: Mapping[str, Any], needed: Sequence[str]) -> Scaler:
+    conditions = _conditions(item.get("status") or {})
+    idle = [conditions[name] for name in needed if name in conditions and conditions[name][0] == "False"]
+    return Scaler(idle=(idle[0][1] or "NotReady", idle[0][2]) if idle else None)
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:

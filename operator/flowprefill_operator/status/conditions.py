@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from flowprefill_operator import labels
 from flowprefill_operator.kinds import CONFIG_MAPS, kind_of
-from flowprefill_operator.observe.observed import Job, Observed, Pod
+from flowprefill_operator.observe.observed import Job, Observed, Pod, Scaler
 from flowprefill_operator.revisions import key_of
 from flowprefill_operator.rollout import Goal
 from flowprefill_operator.scene import PROXY, WORKER_ROLES
@@ -22,6 +22,9 @@ from flowprefill_operator.status.failures import of_failure
 from flowprefill_operator.status.pods import role_verdict
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled, unknown
 from flowprefill_operator.status.view import View
+
+OTHERS = 5
+"""Further objects that are named beside the first that could not be applied."""
 
 CONDITION_OF = {
     "prefill": "PrefillReady",
@@ -95,7 +98,8 @@ def _objects_applied(view: View) -> Verdict:
     if view.applied.failures:
         first, *more = view.applied.failures
         verdict = of_failure(first)
-        rest = f" (and {len(more)} more)" if more else ""
+        others = ", ".join(f"{failure.kind.kind} {failure.name}" for failure in more[:OTHERS])
+        rest = f"; also {others}{', ...' if len(more) > OTHERS else ''}" if more else ""
         return Verdict(
             status="False", reason=verdict.reason, message=verdict.message + rest, stalled=verdict.stalled
         )
@@ -189,10 +193,15 @@ def _available(view: View) -> Verdict:
 
 
 def _extras(view: View) -> dict[str, Verdict]:
-    """Objects of other projects' APIs that are not there."""
-    if view.applied is None:
-        return {}
+    """Objects of other projects' APIs that are not there, and autoscalers that do not scale."""
     found: dict[str, Verdict] = {}
+    for known in view.scene.objects.values():
+        if isinstance(known.detail, Scaler) and known.detail.idle is not None:
+            reason, message = known.detail.idle
+            text = f"{known.kind.kind} {known.name}: {message}"
+            found["AutoscalingReady"] = Verdict(status="False", reason=reason, message=text)
+    if view.applied is None:
+        return found
     for item in view.applied.absent:
         kind = kind_of(item)
         about = {"ScaledObject": "AutoscalingReady", "HTTPRoute": "RouteReady"}.get(kind.kind)

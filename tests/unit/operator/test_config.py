@@ -75,12 +75,13 @@ def test_images_that_are_left_out_are_this_release_s_own(tmp_path: Path) -> None
 
 
 WRONG: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "an unknown field": ("resyncSecond: 5", "resyncSecond", ("5", "not permitted")),
-    "a name in Python's way": ("resync_seconds: 5", "resync_seconds", ("not permitted",)),
+    "an unknown field": ("resyncSecond: 5", "resyncSecond", ("unknown field",)),
+    "a name in Python's way": ("resync_seconds: 5", "resync_seconds", ("unknown field",)),
     "a number that is too small": ("resyncSeconds: 0", "resyncSeconds", ("0", "greater than or equal to 1")),
     "a port that is none": ("port: 70000", "port", ("70000", "65535")),
-    "a text in the place of a number": ("port: http", "port", ('"http"', "integer")),
+    "a text in the place of a number": ("port: http", "port", ('"http"', "whole number")),
     "a namespace that cannot be": ("namespaces: [ok, Not_Ok]", "namespaces[1]", ('"Not_Ok"', "pattern")),
+    "a text in the place of a list": ("namespaces: prod", "namespaces", ('"prod"', "use a list")),
     "one namespace twice": ("namespaces: [a, b, a]", "", ("namespaces", "twice")),
     "a choice that is none": (
         "imagePullPolicy: Sometimes",
@@ -88,8 +89,8 @@ WRONG: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ('"Sometimes"', "IfNotPresent"),
     ),
     "an image with a space": ("images: {torch: 'a b'}", "images.torch", ('"a b"', "pattern")),
-    "an image of an unknown engine": ("images: {other: a}", "images.other", ('"a"', "not permitted")),
-    "a part that is no mapping": ("leaderElection: true", "leaderElection", ("true", "dictionary")),
+    "an image of an unknown engine": ("images: {other: a}", "images.other", ("unknown field",)),
+    "a part that is no mapping": ("leaderElection: true", "leaderElection", ("true", "mapping")),
     "a lease that is over at once": (
         "leaderElection: {leaseSeconds: 1}",
         "leaderElection.leaseSeconds",

@@ -392,11 +392,12 @@ def test_a_missing_right_is_named_by_verb_and_resource() -> None:
     assert "may not patch deployments.apps" in message
 
 
-def test_the_number_of_further_failures_is_told() -> None:
+def test_further_failures_are_named() -> None:
     cluster, _ = serving()
     first, second = failing(quota_error("x")).failures[0], failing(CONFLICT).failures[0]
     shown = view(cluster, applied=Applied(writes=0, failures=(first, second, second)))
-    assert conditions(shown)["ObjectsApplied"].message.endswith("(and 2 more)")
+    what = f"{second.kind.kind} {second.name}"
+    assert conditions(shown)["ObjectsApplied"].message.endswith(f"; also {what}, {what}")
 
 
 def test_a_deployment_that_cannot_be_applied_is_told_by_its_role() -> None:
