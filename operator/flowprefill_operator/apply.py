@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flowprefill_operator.cluster.client import MANAGER, REPLICAS_MANAGER, Cluster
@@ -82,7 +83,7 @@ class Applier:
             failed = {(f.kind, f.name) for f in failures}
             failures += await _together(
                 [
-                    self._bring(item, known.get(key_of(item)), uid, count)
+                    partial(self._bring, item, known.get(key_of(item)), uid, count)
                     for item in step
                     if self._served(kind_of(item))
                     and key_of(item) not in failed
@@ -91,7 +92,7 @@ class Applier:
                 ]
             )
         if not failures:
-            failures += await _together([self._prune(item, count) for item in goal.prune])
+            failures += await _together([partial(self._prune, item, count) for item in goal.prune])
         return Applied(writes=count.writes, failures=tuple(failures), absent=tuple(absent))
 
     def keep_only(self, uids: set[str]) -> None:
@@ -222,13 +223,13 @@ class _Count:
     writes: int = 0
 
 
-async def _together(tasks: Sequence[Awaitable[Failure | None]]) -> list[Failure]:
-    """Run all, a few at a time; the failures in the order of the tasks."""
+async def _together(tasks: Sequence[Callable[[], Awaitable[Failure | None]]]) -> list[Failure]:
+    """Do all, a few at a time; the failures in the order of the tasks."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(task: Awaitable[Failure | None]) -> Failure | None:
+    async def one(task: Callable[[], Awaitable[Failure | None]]) -> Failure | None:
         async with places:
-            return await task
+            return await task()
 
     return [found for found in await asyncio.gather(*(one(task) for task in tasks)) if found is not None]
 

@@ -35,13 +35,25 @@ class LeaseName:
 
 
 class _PatientLock(LeaseLock):
-    """A lock for which an API server that does not answer is one failed try, not the end."""
+    """A lock for which an API server that does not answer is one failed try, not the end. `seen` is told at every try
+    whether the Lease could be read, or made."""
+
+    seen: Callable[[bool], None]
 
     async def get(self, name: str, namespace: str) -> Any:  # Any: the base class answers with several tuples
         try:
-            return await super().get(name, namespace)
+            found = await super().get(name, namespace)
         except UNREACHABLE as error:
-            return False, ApiException(status=0, reason=f"API server unreachable: {error}")
+            found = (False, ApiException(status=0, reason=f"API server unreachable: {error}"))
+        absent = isinstance(found[1], ApiException) and found[1].status == 404
+        if not found[0] and not absent:
+            where = f"{namespace}/{name}"
+            log.warning(
+                "lease cannot be read",
+                extra={"lease": where, "verb": "get", "reason": getattr(found[1], "reason", found[1])},
+            )
+        self.seen(bool(found[0]))
+        return found
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
         # Not the base class's: it asks for `pretty=True`, which its own client refuses (kubernetes 37.0).
@@ -50,8 +62,12 @@ class _PatientLock(LeaseLock):
         try:
             self.lease_reference = await self.api_instance.create_namespaced_lease(namespace, body)
         except (ApiException, *UNREACHABLE) as error:
-            log.warning("lease not created", extra={"reason": str(error)})
+            where = f"{namespace}/{name}"
+            log.warning(
+                "lease cannot be made", extra={"lease": where, "verb": "create", "reason": str(error)}
+            )
             return False
+        self.seen(True)
         return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
@@ -71,12 +87,16 @@ class _PatientLock(LeaseLock):
             )
 
 
-async def lead(api: ApiClient, at: LeaseName, work: Callable[[], Awaitable[None]]) -> None:
-    """Wait for the Lease, run `work` while it is held, give it back when `work` is done.
+async def lead(
+    api: ApiClient, at: LeaseName, work: Callable[[], Awaitable[None]], *, seen: Callable[[bool], None]
+) -> None:
+    """Wait for the Lease, run `work` while it is held, give it back when `work` is done. `seen` is told at every try
+    whether the Lease could be read.
 
     Raises `LostLease` when the Lease could not be renewed in time, and what `work` raises.
     """
     lock = _PatientLock(at.name, at.namespace, at.identity, api)
+    lock.seen = seen
     outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def started() -> None:

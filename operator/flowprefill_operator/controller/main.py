@@ -30,7 +30,7 @@ from flowprefill_operator.controller.resync import Resync
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.controller.watching import Watches
-from flowprefill_operator.kinds import Kind
+from flowprefill_operator.kinds import SERVICES, Kind
 from flowprefill_operator.observe.store import Owner, Store
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class Operator:
             every_s=float(config.resync_seconds),
         )
         self.standing_by = config.leader_election.enabled
+        self.sees_lease = False
         self._configuration = found.configuration
 
     async def work(self, stop: asyncio.Event) -> None:
@@ -123,7 +124,14 @@ class Operator:
         return f"the resync loop has not gone round for {silent_s:.0f} s"
 
     def ready(self) -> bool:
-        return self.standing_by or self.surroundings.synced
+        """Whether it works, or could: it reads services, or stands by and reads the Lease."""
+        if self.standing_by:
+            return self.sees_lease
+        services = self.surroundings.denied.get(SERVICES.resource, set())
+        return self.surroundings.synced and "list" not in services
+
+    def lease_seen(self, seen: bool) -> None:
+        self.sees_lease = seen
 
     async def _passes(self) -> None:
         """Passes start when everything has been looked at once: what is there is not to be made anew."""
@@ -197,7 +205,9 @@ async def _until_stopped(
         lease_s=election.lease_seconds,
     )
 
-    leading = asyncio.create_task(lead(api, at, lambda: operator.work(stop)), name="leader")
+    leading = asyncio.create_task(
+        lead(api, at, lambda: operator.work(stop), seen=operator.lease_seen), name="leader"
+    )
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)

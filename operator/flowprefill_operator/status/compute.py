@@ -47,7 +47,7 @@ def status_of(view: View) -> Status:
         observed_generation=generation,
         conditions=tuple(conditions),
         revision=_revision(view),
-        url=None if goal is None else goal.url,
+        url=_before(view).url if goal is None else goal.url,
         roles=_roles(view),
         loading_since=_loading_since(view),
         slo_attainment=attainment,
@@ -63,6 +63,11 @@ def as_json(status: Status) -> dict[str, Any]:
     return {key: value for key, value in body.items() if value not in ([], {})}
 
 
+def _before(view: View) -> Status:
+    """What was told last: of a spec that is not acted on, the rest still holds."""
+    return view.service.status or Status()
+
+
 def _revision(view: View) -> RevisionStatus | None:
     if view.goal is None:  # not acted on: what serves is what did
         return None if view.service.status is None else view.service.status.revision
@@ -73,9 +78,9 @@ def _revision(view: View) -> RevisionStatus | None:
 
 def _roles(view: View) -> RolesStatus | None:
     """Pods of the revision that serves; of the one on its way while none does."""
-    if view.goal is None:
+    revision = view.serving if view.goal is None else view.goal.previous or view.goal.target.name
+    if revision is None:
         return None
-    revision = view.goal.previous or view.goal.target.name
     first = "colocated" if (("colocated", revision) in view.scene.deployments) else "prefill"
     proxy = next((rev for (role, rev) in view.scene.deployments if role == PROXY), revision)
     return RolesStatus(

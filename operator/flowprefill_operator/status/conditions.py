@@ -83,7 +83,10 @@ def _ready(found: Mapping[str, Verdict]) -> Verdict:
 
 def _accepted(view: View) -> Verdict:
     if view.refusal is not None:
-        return stalled(*view.refusal)
+        reason, message = view.refusal
+        return stalled(
+            reason, f"{message}; what runs is left as it is, and not mended, until the spec is acted on"
+        )
     return holds("Valid", "the spec is acted on")
 
 

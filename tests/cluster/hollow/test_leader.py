@@ -85,3 +85,20 @@ def test_an_operator_that_cannot_renew_its_lease_ends_and_comes_back_to_work(
     cluster.operator.wait_ready()
     cluster.apply(namespace, simulated("later"))
     cluster.wait_ready(namespace, "later")
+
+
+def test_an_operator_that_may_not_read_its_lease_is_not_ready(
+    pair: tuple[Operated, OperatorProcess], namespace: str
+) -> None:
+    cluster, second = pair
+    cluster.faulty.refuse(403, resource="leases.coordination.k8s.io")
+    second.start()
+    until(
+        lambda: any("lease cannot be read" in line.get("message", "") for line in second.lines()),
+        "it says so",
+    )
+    assert not second.answers("/readyz")
+    assert second.answers("/healthz"), "a restart would not help"
+    cluster.faulty.heal()
+    second.wait_ready()
+    second.stop()

@@ -101,7 +101,7 @@ class OperatorProcess:
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until /readyz says so. Fails with the end of its log."""
         end_s = time.monotonic() + timeout_s
-        while not self._answers("/readyz"):
+        while not self.answers("/readyz"):
             assert self.running, f"the operator ended with {self.exit_status}:\n{self.tail()}"
             assert time.monotonic() < end_s, (
                 f"the operator is not ready after {timeout_s:.0f} s:\n{self.tail()}"
@@ -177,7 +177,8 @@ class OperatorProcess:
         """The end of its log."""
         return self.log.read_bytes()[-num_bytes:].decode(errors="replace")
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str) -> bool:
+        """Whether the path of its own port answers 200."""
         try:
             return httpx.get(f"{self.url}{path}", trust_env=False, timeout=2.0).status_code == 200
         except httpx.HTTPError:
