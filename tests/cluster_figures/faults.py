@@ -15,7 +15,7 @@ def kill(bench: Bench) -> Iterator[Row]:
     """Cases that do not reach the end state of an undisturbed run in time."""
     bench.progress.step("kills at every write of a creation and of a rollout")
     with stage() as cluster:
-        kills = kill_everywhere(cluster, both=True)
+        kills = kill_everywhere(cluster)
     command = "flowprefill bench figures --set cluster --only kill"
     yield Row(
         name="kill cases that do not converge",

@@ -78,13 +78,13 @@ class _PatientLock(LeaseLock):
 
     async def release(self) -> None:
         """Let the next candidate in at once."""
-        if self.lease_reference is None or self.lease_reference.spec is None:
-            return
-        self.lease_reference.spec.holder_identity = ""
         with contextlib.suppress(ApiException, *UNREACHABLE):
-            await self.api_instance.replace_namespaced_lease(
-                name=self.name, namespace=self.namespace, body=self.lease_reference
-            )
+            lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
+            if lease.spec is None or lease.spec.holder_identity != self.identity:
+                return
+            lease.spec.holder_identity = ""
+            await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
+            log.info("lease given back", extra={"lease": f"{self.namespace}/{self.name}"})
 
 
 async def lead(

@@ -18,6 +18,6 @@ def test_killed_at_any_write_the_operator_ends_where_it_always_ends(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
     with operated(plane, tmp_path) as cluster:
-        kills = kill_everywhere(cluster, both=False)
+        kills = kill_everywhere(cluster)
     assert not kills.failures, "\n\n".join(kills.failures)
     assert kills.cases >= LEAST_CASES

@@ -69,6 +69,8 @@ def test_the_second_stands_by_ready_and_takes_over_when_the_first_is_killed(
     cluster.operator.start()
     cluster.operator.wait_ready()
     assert second.stop() == 0
+    lease = cluster.plane.get("lease", "flowprefill-operator", "-n", SYSTEM_NAMESPACE)
+    assert lease["spec"].get("holderIdentity", "") != "second"
     until(lambda: leads(cluster.operator), "the first leads again", within_s=LEASE_S)
 
 

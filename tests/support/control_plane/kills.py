@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,16 +34,12 @@ class Kills:
     failures: list[str] = field(default_factory=list)
 
 
-def kill_everywhere(
-    cluster: Operated, *, both: bool, on_case: Callable[[Kills], None] = lambda kills: None
-) -> Kills:
-    """A kill at each write: `before` it is done or `after` it is (the answer is lost), in turn, or `both` at each."""
+def kill_everywhere(cluster: Operated) -> Kills:
+    """A kill at each write, once before it is done, and once after, when only the answer is lost."""
     wanted, num_writes = _undisturbed(cluster)
     most = max(num_writes.values())
     turns: list[tuple[int, When]] = [
-        (number, "before" if (number % 2 == 0) == flipped else "after")
-        for flipped in ((False, True) if both else (False,))
-        for number in range(1, most + 1)
+        (number, when) for when in ("before", "after") for number in range(1, most + 1)
     ]
     kills = Kills()
     for index, (number, when) in enumerate(turns):
@@ -53,7 +48,6 @@ def kill_everywhere(
         for step in ("creation", "rollout"):
             at = number if number <= num_writes[step] else NEVER
             _run(cluster, namespace, step, at, when, wanted[step], kills)
-            on_case(kills)
         cluster.delete(SERVICES, namespace, NAME)
         cluster.plane.kubectl("delete", "namespace", namespace, "--wait=false")
     return kills
