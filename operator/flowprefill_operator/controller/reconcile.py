@@ -28,7 +28,7 @@ from flowprefill_operator.kinds import DEPLOYMENTS, SERVICES, kind_of
 from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
 from flowprefill_operator.rollout import Goal, goal
-from flowprefill_operator.scene import PROXY, scene
+from flowprefill_operator.scene import PROXY, WORKER_ROLES, scene
 from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.conditions import live_generation, running
@@ -189,17 +189,13 @@ class Reconciler:
             for item, pod in running(view)
             if pod.role == PROXY and item.name in pods
         }
-        target = None if view.goal is None else view.goal.target.name
+        prove, provers = to_prove(view, self.prober.reports(key).proven, proxies)
         ask = Ask(
             proxies=proxies,
             pods=pods,
             generation=live_generation(view),
-            prove=target if view.goal is not None and view.goal.to_prove else None,
-            provers={
-                item.name: pods[item.name]
-                for item, pod in running(view)
-                if pod.revision == target and item.name in proxies
-            },
+            prove=prove,
+            provers=provers,
         )
         return self.prober.ask(key, ask)
 
@@ -225,6 +221,28 @@ class Reconciler:
         self.metrics.status_writes.inc()
         self.services.put(answer)
         return True
+
+
+def to_prove(
+    view: View, proven: frozenset[str], proxies: Mapping[str, str]
+) -> tuple[str | None, dict[str, str]]:
+    """The revision to try with one token, and the proxies of it that can: the target first, else the one that it replaces
+    when that has not served either."""
+    if view.goal is None:
+        return None, {}
+    target, previous = view.goal.target.name, view.goal.previous
+    wanted = [target] if view.goal.to_prove else []
+    if previous is not None and previous not in proven and view.scene.serves(previous, WORKER_ROLES):
+        wanted.append(previous)
+    for revision in wanted:
+        found = {
+            item.name: proxies[item.name]
+            for item, pod in running(view)
+            if item.name in proxies and pod.revision == revision
+        }
+        if found:
+            return revision, found
+    return None, {}
 
 
 def _template_message(failure: Failure) -> str:

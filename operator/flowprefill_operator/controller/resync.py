@@ -142,7 +142,10 @@ class Resync:
             crd = await self.cluster.crd()
         except Forbidden:
             return  # a namespaced operator may not read it
-        found = None if crd is None else (crd["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)
+        if crd is None:
+            log.warning("the cluster has no CRD of services yet; install it with the chart")
+            return
+        found = (crd["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)
         outdated = found != SCHEMA_HASH
         if outdated and not self.surroundings.schema_outdated:
             log.warning(

@@ -50,7 +50,8 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """State of a pod. `admin_port` is the number of its port of that name; `unschedulable` is the scheduler's message; `since` the time it was created."""
+    """State of a pod. `admin_port` is the number of its port of that name; `unschedulable` is the scheduler's message, `failed` why
+    the pod as a whole has ended, such as an eviction; `since` the time it was created."""
 
     role: str
     revision: str
@@ -61,6 +62,7 @@ class Pod:
     terminating: bool
     since: str
     unschedulable: str | None
+    failed: str | None
     containers: tuple[Container, ...]
 
 
@@ -214,12 +216,18 @@ def _pod(item: Mapping[str, Any]) -> Pod:
         ready=conditions.get("Ready", ("", "", ""))[0] == "True",
         terminating="deletionTimestamp" in meta,
         since=meta.get("creationTimestamp") or "",
+        failed=_failure(status),
         unschedulable=scheduled[2] if scheduled is not None and scheduled[0] == "False" else None,
         containers=(
             *_containers(status.get("initContainerStatuses") or (), init=True),
             *_containers(status.get("containerStatuses") or (), init=False),
         ),
     )
+
+
+def _failure(status: Mapping[str, Any]) -> str | None:
+    parts = [str(status[key]) for key in ("reason", "message") if status.get(key)]
+    return ": ".join(parts) or None
 
 
 def _port(spec: Mapping[str, Any], name: str) -> int | None:

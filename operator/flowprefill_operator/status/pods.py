@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from flowprefill_operator.kinds import DEPLOYMENTS
 from flowprefill_operator.observe.observed import Container, Observed, Pod
+from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.failures import of_failure, refusal_reason
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled
 from flowprefill_operator.status.view import View
@@ -51,7 +52,8 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
         return stalled(refusal_reason(refused[2]), f"{counted}; {refused[2]}")
     found = worst(problems(members(view, role, revision), view.reports.mounts))
     if found is None:
-        return pending("PodsStarting", counted)
+        replaced = "; pods are being replaced" if workload.ready >= workload.replicas else ""
+        return pending("PodsStarting", counted + replaced)
     text = f"{counted}; {found.message}"
     return Verdict(status="False", reason=found.reason, message=text, stalled=found.stalled)
 
@@ -87,13 +89,16 @@ def pod_verdict(name: str, pod: Pod, unmounted: str | None = None) -> Verdict:
             return found
     if unmounted is not None:
         reason = "SecretMissing" if "secret" in unmounted.lower() else "VolumeNotMounted"
-        return pending(reason, f"pod {name}: {unmounted}")
+        return (stalled if reason == "SecretMissing" else pending)(reason, f"pod {name}: {unmounted}")
     if pod.phase == "Failed":
-        return pending("PodFailed", f"pod {name} has failed and is replaced")
+        return pending(
+            "PodFailed", f"pod {name} has failed and is replaced ({pod.failed or 'no reason given'})"
+        )
     if any(container.init and container.running for container in pod.containers):
         return pending("FetchingModel", f"pod {name} fetches the model")
     if any(not container.init and container.running for container in pod.containers):
-        return pending("LoadingModel", f"pod {name} runs and is not ready yet")
+        text = f"pod {name} runs and is not ready yet"
+        return pending("NotReady", text) if pod.role == PROXY else pending("LoadingModel", text)
     return pending("PodsStarting", f"pod {name} is being started")
 
 
