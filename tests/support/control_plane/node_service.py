@@ -118,7 +118,7 @@ class NodeService:
             self.node.client(*argv, f"{self.url}/completions"), stdout=subprocess.PIPE, text=True
         )
 
-    def metric(self, pod: Json, name: str, **labels: str) -> float:
+    def metric(self, pod: Json, name: str, /, **labels: str) -> float:
         """A sample of a pod's metrics; 0 while there is none."""
         address = pod["status"]["podIP"]
         said = self.node.run(
