@@ -116,6 +116,16 @@ def record(context: Context, target: Target, planned: Sequence[Object]) -> Objec
     }
 
 
+def recorded_deployments(steps: Iterable[Iterable[Object]]) -> list[Object]:
+    """The Deployments that a goal's record holds: of every role, also of proxies that are replaced later."""
+    found: list[Object] = []
+    for item in (item for step in steps for item in step if kind_of(item) == RECORDS):
+        data = item["data"]
+        assert isinstance(data, Mapping)
+        found += [held for held in data["objects"] if kind_of(held) == DEPLOYMENTS]
+    return found
+
+
 def as_recorded(item: Object, recorded: Revision | None) -> Object:
     """A planned object with what a restart depends on as it was rendered at first."""
     before = None if recorded is None else recorded.objects.get(key_of(item))

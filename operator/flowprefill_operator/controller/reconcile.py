@@ -24,9 +24,10 @@ from flowprefill_operator.controller.prober import Ask, Prober
 from flowprefill_operator.controller.queue import Key
 from flowprefill_operator.controller.services import Services, owner_of
 from flowprefill_operator.controller.surroundings import Surroundings
-from flowprefill_operator.kinds import DEPLOYMENTS, SERVICES, kind_of
+from flowprefill_operator.kinds import SERVICES
 from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
+from flowprefill_operator.revisions import recorded_deployments
 from flowprefill_operator.rollout import Goal, goal
 from flowprefill_operator.scene import PROXY, WORKER_ROLES, scene
 from flowprefill_operator.settings import PlanSettings
@@ -116,7 +117,7 @@ class Reconciler:
         applied: Applied | None = None
         if refusal is None:
             decided = goal(service, self.settings, observed, self.prober.reports(key).proven)
-            refusal = await self._template_refusal(key, service, decided)
+            refusal = await self._template_refusal(key, decided)
         if refusal is not None:
             decided = None
         elif decided is not None and not service.spec.paused:
@@ -154,13 +155,9 @@ class Reconciler:
         if any(c.type == "Available" and c.status == "True" for c in status.conditions):
             self.prober.remember_proven(key, status.revision.current)
 
-    async def _template_refusal(
-        self, key: Key, service: FlowPrefillService, decided: Goal
-    ) -> tuple[str, str] | None:
-        """What the API server says against the user's pod templates, asked once for each new revision."""
-        spec = service.spec
-        changed = any(role.pod_template.spec for role in (spec.prefill, spec.decode, spec.proxy))
-        if not changed or decided.target.recorded is not None:
+    async def _template_refusal(self, key: Key, decided: Goal) -> tuple[str, str] | None:
+        """What the API server says against the pods of a new revision, of all its roles, before anything of it is made."""
+        if decided.target.recorded is not None:
             return None
         known = self._refused.get(key)
         if (
@@ -169,8 +166,7 @@ class Reconciler:
             and time.monotonic() < known[1] + ASK_AGAIN_S
         ):
             return known[2]
-        pods = [item for step in decided.steps for item in step if kind_of(item) == DEPLOYMENTS]
-        failure = await self.applier.dry_run(pods)
+        failure = await self.applier.dry_run(recorded_deployments(decided.steps))
         if failure is None or not isinstance(failure.error, Invalid):
             return None
         refusal = ("InvalidPodTemplate", _template_message(failure))

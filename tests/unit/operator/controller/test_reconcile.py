@@ -200,6 +200,23 @@ async def test_a_pod_template_that_the_api_server_refuses_is_not_rolled_out(pass
     assert any("deployments" in write for write in passes.objects.writes())
 
 
+async def test_the_proxys_pods_are_tried_with_the_others_though_they_are_replaced_last(passes: Passes) -> None:
+    passes.ask()
+    await passes.run()
+    passes.objects.writes()
+    passes.ask({"proxy": {"podTemplate": {"spec": {"restartPolicy": "Never"}}}})
+
+    def refuse(request: Request) -> Answer | None:
+        if "dryRun" not in request.query or not request.path.endswith("example-proxy"):
+            return None
+        return 422, status_body(422, "Invalid", 'restartPolicy: Unsupported value: "Never"')
+
+    passes.objects.refuse = refuse
+    await passes.run()
+    assert passes.condition("Accepted") == ("False", "InvalidPodTemplate")
+    assert passes.objects.writes() == ["PATCH flowprefillservices/example/status"]
+
+
 async def test_a_pass_that_could_not_make_everything_tells_why_and_is_repeated(passes: Passes) -> None:
     passes.ask()
     passes.objects.refuse = on("deployments", (403, status_body(403, "Forbidden", QUOTA)))
