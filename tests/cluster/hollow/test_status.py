@@ -69,7 +69,7 @@ TROUBLES = (
         reason="ContainerConfigError",
         says="couldn't find key token",
     ),
-    Trouble(behaviour=MountFails(), reason="SecretMissing", says='secret "keys" not found', stalled=False),
+    Trouble(behaviour=MountFails(), reason="SecretMissing", says='secret "keys" not found'),
     Trouble(behaviour=NeverReady(), reason="LoadingModel", says="not ready yet", stalled=False),
 )
 
