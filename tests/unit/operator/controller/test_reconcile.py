@@ -200,7 +200,9 @@ async def test_a_pod_template_that_the_api_server_refuses_is_not_rolled_out(pass
     assert any("deployments" in write for write in passes.objects.writes())
 
 
-async def test_the_proxys_pods_are_tried_with_the_others_though_they_are_replaced_last(passes: Passes) -> None:
+async def test_the_proxys_pods_are_tried_with_the_others_though_they_are_replaced_last(
+    passes: Passes,
+) -> None:
     passes.ask()
     await passes.run()
     passes.objects.writes()
