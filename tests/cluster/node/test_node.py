@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -113,4 +114,6 @@ def test_an_image_runs_as_user_10001_on_a_read_only_root(
         node.plane.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=json.dumps(pod))
         phase = "--for=jsonpath={.status.phase}=Succeeded"
         node.plane.kubectl("wait", phase, f"pod/{name}", "--namespace", namespace, "--timeout=100s")
-        assert "flowprefill" in node.plane.kubectl("logs", name, "--namespace", namespace).stdout
+        said = node.plane.kubectl("logs", name, "--namespace", namespace).stdout.splitlines()
+        assert said[0] == version("flowprefill")
+        assert any(line.startswith("torch ") for line in said)
