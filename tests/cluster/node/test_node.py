@@ -63,10 +63,11 @@ def test_a_stopped_node_leaves_nothing_behind(tmp_path: Path) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stays"}, "spec": spec}
         node.plane.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
         node.plane.kubectl("wait", "--for=condition=Ready", "pod/stays", "--timeout=60s")
-        assert _traces() > before, "a running node is not seen at all"
+        assert _traces() - before, "a running node is not seen at all"
     finally:
         node.stop()
-    assert _traces() == before
+    # Pods of a node that other tests share may have ended meanwhile, so less than before is fine.
+    assert not _traces() - before
     assert {name: Path("/proc/sys", *name.split(".")).read_text() for name in SYSCTLS} == settings
     assert not _processes_that_name(str(tmp_path))
 
