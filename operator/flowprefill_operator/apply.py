@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flowprefill_operator.cluster.client import MANAGER, REPLICAS_MANAGER, Cluster
+from flowprefill_operator.cluster.client import REPLICAS_MANAGER, Cluster
 from flowprefill_operator.cluster.errors import ClusterError, Invalid
 from flowprefill_operator.kinds import CLAIMS, DEPLOYMENTS, Kind, kind_of
-from flowprefill_operator.observe.managed_fields import applied_fields, covers
+from flowprefill_operator.observe.managed_fields import covers
 from flowprefill_operator.observe.observed import APPLIED, Observed, observe
 from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
@@ -131,7 +131,7 @@ class Applier:
         if known is not None and self._as_applied(marked, known, uid):
             return None
         try:
-            ours = known is not None and _ours(kind, known.controller, uid, applied=known.fields is not None)
+            ours = known is not None and _ours(known, uid)
             if not ours:
                 ours = await self._is_ours(item, uid)
             try:
@@ -144,8 +144,8 @@ class Applier:
         except ClusterError as error:
             return Failure(kind=kind, name=name, error=error)
         count.writes += 1
-        self._store.put(kind, answer)
-        self._remember(kind, answer, marked)
+        now = self._store.put(kind, answer)
+        self._answers[now.uid] = (_hash_of(marked), now.fields)
         return None
 
     async def _repair(self, item: Object) -> None:
@@ -173,14 +173,10 @@ class Applier:
         found = await self._cluster.get(kind, meta["namespace"], name)
         if found is None:
             return False
-        theirs = found["metadata"]
-        controller = next(
-            (o["uid"] for o in theirs.get("ownerReferences") or () if o.get("controller")), None
-        )
-        applied = applied_fields(found, MANAGER) is not None
-        if _ours(kind, controller, uid, applied=applied):
+        there = observe(kind, found)
+        if _ours(there, uid):
             return True
-        if "deletionTimestamp" in theirs:
+        if there.terminating:
             reason, message = "BeingDeleted", f'"{name}" of an earlier owner is being deleted'
         else:
             reason = "NameConflict"
@@ -193,18 +189,13 @@ class Applier:
     def _as_applied(self, marked: Object, known: Observed, uid: str) -> bool:
         """Whether the object was last applied like this and no field of it has another owner since."""
         meta: Any = marked["metadata"]
-        if known.applied != meta["annotations"][APPLIED] or known.fields is None:
+        if known.applied != _hash_of(marked) or known.fields is None:
             return False
         if known.controller != uid and meta.get("ownerReferences"):
             return False
         if self._answers.get(known.uid) == (known.applied, known.fields):
             return True
         return covers(json.loads(known.fields), marked)
-
-    def _remember(self, kind: Kind, answer: Mapping[str, Any], marked: Object) -> None:
-        meta: Any = marked["metadata"]
-        found = observe(kind, answer)
-        self._answers[found.uid] = (meta["annotations"][APPLIED], found.fields)
 
     async def _prune(self, item: Observed, count: _Count) -> Failure | None:
         try:
@@ -244,9 +235,14 @@ def _marked(item: Object) -> Object:
     return {**item, "metadata": {**meta, "annotations": annotations}}
 
 
-def _ours(kind: Kind, controller: str | None, uid: str, *, applied: bool) -> bool:
+def _hash_of(marked: Object) -> str:
+    meta: Any = marked["metadata"]
+    return str(meta["annotations"][APPLIED])
+
+
+def _ours(there: Observed, uid: str) -> bool:
     """Whether an existing object is the service's: controlled by it, or a claim of its name that this operator has
-    `applied`, now or for an earlier service, and that was to be retained."""
-    if controller is not None:
-        return controller == uid
-    return kind == CLAIMS and applied
+    applied, now or for an earlier service, and that was to be retained."""
+    if there.controller is not None:
+        return there.controller == uid
+    return there.kind == CLAIMS and there.fields is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowprefill_crd import FlowPrefillService, restart_hash
+from flowprefill_operator import labels
 from flowprefill_operator.kinds import DEPLOYMENTS, RECORDS, is_known, kind_of
 from flowprefill_operator.observe.observed import Key, Observed, Record
 from flowprefill_operator.resources.base import Context, Object
@@ -90,7 +91,7 @@ def belongs_to_revision(item: Object) -> bool:
     """Whether a planned object is kept as it was rendered: what carries the revision's name in its labels."""
     meta = item["metadata"]
     assert isinstance(meta, Mapping)
-    return "flowprefill.io/revision" in meta["labels"]
+    return labels.REVISION in meta["labels"]
 
 
 def record(context: Context, target: Target, planned: Sequence[Object]) -> Object:

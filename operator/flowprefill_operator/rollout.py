@@ -36,6 +36,9 @@ from flowprefill_operator.revisions import (
 from flowprefill_operator.scene import PROXY, WORKER_ROLES, Scene, scene
 from flowprefill_operator.settings import PlanSettings
 
+OF_A_ROLE = ("PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject")
+"""Kinds of objects that are about a role's pods."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
@@ -91,8 +94,8 @@ def goal(
     others_pods = any(pod.role in WORKER_ROLES and pod.revision != target.name for pod in now.alive())
     in_the_way = recreate and (previous is not None or others_pods)
 
-    scaled = target.name if done or previous is None else previous
-    planned = plan(service, settings, revision=target.name, scaled_revision=scaled)
+    replacing = None if done else previous
+    planned = plan(service, settings, revision=target.name, scaled_revision=replacing)
     profile, waits_for = _profile(context, now, planned)
     unprofiled = waits_for is not None
     waits_for = "the pods of the revision before to stop" if in_the_way else waits_for
@@ -112,15 +115,15 @@ def goal(
         wanted.append(profile)
     wanted = [same_generation(with_replicas(item, service, now, previous), now) for item in wanted]
     wanted.append(record(context, target, planned))
-    if previous is not None and not done:
-        wanted += kept(records.get(previous), now, workers=not recreate)
+    if replacing is not None:
+        wanted += kept(records.get(replacing), now, workers=not recreate)
     keys = {key_of(item) for item in wanted} | {(CONFIG_MAPS, name) for name in profiles_of(wanted)}
-    if previous is not None and not done:
+    if replacing is not None:
         keys |= _of_other_roles(now, roles)
     return Goal(
         target=target,
         serving=_serving(now, target.name, previous, roles),
-        previous=None if done else previous,
+        previous=replacing,
         # A Job's pods cannot be changed: one that is there runs to its end as it is.
         steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
         hand_over=hand_over(wanted, now),
@@ -191,8 +194,7 @@ def _of_other_roles(now: Scene, roles: Iterable[str]) -> set[Key]:
     return {
         key
         for key, item in now.objects.items()
-        if key[0].kind in ("PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject")
-        and item.labels.get(labels.ROLE) in others
+        if key[0].kind in OF_A_ROLE and item.labels.get(labels.ROLE) in others
     }
 
 
@@ -202,7 +204,7 @@ def _steps(wanted: Iterable[Object]) -> tuple[tuple[Object, ...], ...]:
     middle: list[Object] = []
     last: list[Object] = []
     before = {RECORDS.kind, "Role"}  # a RoleBinding is refused while its Role is not there
-    after = {DEPLOYMENTS.kind, JOBS.kind, "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject"}
+    after = {DEPLOYMENTS.kind, JOBS.kind, *OF_A_ROLE}
     for item in wanted:
         kind = kind_of(item)
         (first if kind.kind in before else last if kind.kind in after else middle).append(item)

@@ -38,9 +38,11 @@ class Store:
         """Of everything that is known."""
         return {item.uid for members in self._objects.values() for item in members.values()}
 
-    def put(self, kind: Kind, item: Mapping[str, Any]) -> None:
-        """The object is like this now, unless something newer is known."""
-        self._put(observe(kind, item))
+    def put(self, kind: Kind, item: Mapping[str, Any]) -> Observed:
+        """The object is like this now, unless something newer is known; what is seen of it."""
+        found = observe(kind, item)
+        self._put(found)
+        return found
 
     def drop(self, kind: Kind, item: Mapping[str, Any]) -> None:
         """The object is gone, or no longer says that it is ours."""
