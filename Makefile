@@ -51,7 +51,7 @@ crds: setup ## Write the CRD, the chart's copy and the field reference from the 
 	@$(BIN)/python -m flowprefill_crd.generate
 
 .PHONY: chart-docs
-chart-docs: setup ## Write the chart's README and the descriptions in its values schema from values.yaml
+chart-docs: setup ## Write the chart's README and the descriptions in its values schema from values.yaml, its example from the sample
 	@$(BIN)/python scripts/chart_docs.py
 
 .PHONY: images

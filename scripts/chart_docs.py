@@ -2,7 +2,8 @@
 
 The comments of values.yaml are the one text about each value: they become the table of README.md (whose prose is
 README.md.in) and the descriptions of values.schema.json, which is otherwise written by hand. A value without a comment
-or without a schema, and a schema without a value, is an error. `--check` writes nothing and fails when a file is stale.
+or without a schema, and a schema without a value, is an error. Chart.yaml shows
+Artifact Hub the quickstart sample. `--check` writes nothing and fails when a file is stale.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "flowprefill"
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "flowprefill"
+SAMPLE = ROOT / "crds" / "samples" / "quickstart.yaml"
+EXAMPLES = "  artifacthub.io/crdsExamples: |\n"
+"""The last key of Chart.yaml; what follows it is the sample, as a list of one."""
+
 WIDTH = 118
 """Values whose default is longer than this as JSON are shown as a word in the table."""
 
@@ -146,11 +153,23 @@ def accepted(entry: Mapping[str, Any]) -> str:
 _OF_DEFINITION = {"labels": "map of labels", "annotations": "map of annotations"}
 
 
+def with_example(chart_yaml: str, sample: str) -> str:
+    """Chart.yaml with the sample, less its introduction, as the one example. Raises `ChartError` where it has no place."""
+    before, key, _ = chart_yaml.partition(EXAMPLES)
+    if not key:
+        raise ChartError(f"Chart.yaml: {EXAMPLES.split(':')[0].strip()} is missing")
+    lines = list(dropwhile(lambda line: line.startswith("#"), sample.splitlines()))
+    return (
+        before + key + "".join(f"    {'  ' if number else '- '}{line}\n" for number, line in enumerate(lines))
+    )
+
+
 def files(chart: Path) -> dict[Path, str]:
     """The generated files of a chart and their content."""
     known = values((chart / "values.yaml").read_text(encoding="utf-8"))
     schema = described(json.loads((chart / "values.schema.json").read_text(encoding="utf-8")), known)
-    info = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
+    chart_yaml = (chart / "Chart.yaml").read_text(encoding="utf-8")
+    info = yaml.safe_load(chart_yaml)
     readme = (chart / "README.md.in").read_text(encoding="utf-8")
     for name, text in {
         "description": info["description"],
@@ -161,6 +180,7 @@ def files(chart: Path) -> dict[Path, str]:
     return {
         chart / "values.schema.json": json.dumps(schema, indent=2) + "\n",
         chart / "README.md": readme,
+        chart / "Chart.yaml": with_example(chart_yaml, SAMPLE.read_text(encoding="utf-8")),
     }
 
 
