@@ -22,6 +22,7 @@ from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.prober import Ask, Prober
 from flowprefill_operator.controller.queue import Key
+from flowprefill_operator.controller.retry import Retry, next_retry
 from flowprefill_operator.controller.services import Services, owner_of
 from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.kinds import SERVICES
@@ -42,9 +43,6 @@ log = logging.getLogger(__name__)
 ASK_AGAIN_S = 60.0
 """How long a refused pod template counts as refused: an admission may have changed its mind."""
 
-RETRY_S = 5.0
-"""After how long a pass is repeated that could not bring everything about."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Reconciler:
@@ -63,6 +61,9 @@ class Reconciler:
     _refused: dict[Key, tuple[str, float, tuple[str, str]]] = field(default_factory=dict)
     """Revision, when the API server was asked (monotonic seconds), and why it is not acted on."""
 
+    _retries: dict[Key, Retry] = field(default_factory=dict)
+    """Of services whose last pass could not bring everything about."""
+
     async def __call__(self, key: Key) -> float | None:
         """One pass; after how many seconds the next one is due, or None."""
         began_s = time.perf_counter()
@@ -80,6 +81,7 @@ class Reconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self.prober.forget(key)
             self._refused.pop(key, None)
+            self._retries.pop(key, None)
             return None
         try:
             service = parse_service(body)
@@ -87,9 +89,9 @@ class Reconciler:
             await self._write(body, invalid_status(body, str(error), now=_now()))
             return None
         view = await self._act(key, service)
-        again_s = self._ask(key, view)
+        retry_s, ask_s = self._retry(key, view), self._ask(key, view)
         mounts, look_s = await self.mounts.unmounted(view.scene.pods)
-        again_s = min((s for s in (again_s, look_s) if s is not None), default=None)
+        again_s = min((s for s in (retry_s, ask_s, look_s) if s is not None), default=None)
         refused = tuple(self.mounts.forbidden) if look_s is not None else ()  # asked for starting pods alone
         view = replace(
             view,
@@ -103,8 +105,6 @@ class Reconciler:
         if await self._write(body, as_json(status)):
             told = transitions(service.status, status)
             await tell(self.cluster, service, told, self.instance)
-        if view.applied is not None and view.applied.failures:
-            return RETRY_S if again_s is None else min(again_s, RETRY_S)
         return again_s
 
     async def _act(self, key: Key, service: FlowPrefillService) -> View:
@@ -127,15 +127,6 @@ class Reconciler:
             self.metrics.writes.inc(applied.writes)
             for failure in applied.failures:
                 self.metrics.errors.labels(type(failure.error).__name__).inc()
-                log.warning(
-                    "object not applied",
-                    extra={
-                        "service": "/".join(key),
-                        "kind": failure.kind.kind,
-                        "object": failure.name,
-                        "reason": str(failure.error),
-                    },
-                )
         return View(
             service=service,
             now=_now(),
@@ -146,6 +137,33 @@ class Reconciler:
             forbidden=self.surroundings.forbidden(),
             schema_outdated=self.surroundings.schema_outdated,
         )
+
+    def _retry(self, key: Key, view: View) -> float | None:
+        """After how long to try again what could not be brought about. What is new of it is a warning in the log."""
+        failures = () if view.applied is None else view.applied.failures
+        now_s = time.monotonic()
+        retry = next_retry(
+            self._retries.pop(key, None),
+            generation=view.service.metadata.generation,
+            failures=failures,
+            now_s=now_s,
+        )
+        if retry is None:
+            return None
+        self._retries[key] = retry
+        for failure in failures:
+            log.log(
+                logging.WARNING if failure in retry.news else logging.DEBUG,
+                "object not applied",
+                extra={
+                    "service": "/".join(key),
+                    "kind": failure.kind.kind,
+                    "object": failure.name,
+                    "reason": str(failure.error),
+                    "again_s": round(retry.due_s - now_s, 1),
+                },
+            )
+        return retry.due_s - now_s
 
     def _recall(self, key: Key, service: FlowPrefillService) -> None:
         """A revision that the status says to have served need not prove itself again to a new operator."""

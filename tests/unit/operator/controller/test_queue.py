@@ -247,3 +247,22 @@ def test_triggers_do_not_shorten_the_pause_after_a_failure() -> None:
 
     worked.run(script, until_s=20)
     assert worked.times()[:4] == [0.0, 0.5, 1.5, 3.5]
+
+
+def test_triggers_during_a_pass_that_fails_do_not_shorten_its_pause_either() -> None:
+    worked = Worked(takes_s=1.0)
+
+    def fail(key: Key) -> float | None:
+        raise RuntimeError("no")
+
+    worked.outcome = fail
+
+    async def script() -> None:
+        worked.queue.add(A)
+        for _ in range(60):
+            await asyncio.sleep(0.25)
+            worked.queue.add(A)
+
+    worked.run(script, until_s=15)
+    # A pass of a second, then 0.5, 1, 2 and 4 seconds of pause.
+    assert worked.times() == [0.0, 1.5, 3.5, 6.5, 11.5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from flowprefill_operator.cluster.errors import Unavailable
 from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.prober import Prober
-from flowprefill_operator.controller.reconcile import RETRY_S, Reconciler
+from flowprefill_operator.controller.reconcile import Reconciler
+from flowprefill_operator.controller.retry import FIRST_PAUSE_S
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.kinds import PODS
@@ -224,7 +226,7 @@ async def test_a_pass_that_could_not_make_everything_tells_why_and_is_repeated(p
     passes.objects.refuse = on("deployments", (403, status_body(403, "Forbidden", QUOTA)))
     again_s = await passes.run()
     assert again_s is not None
-    assert again_s <= RETRY_S
+    assert again_s <= FIRST_PAUSE_S
     assert passes.condition("ObjectsApplied") == ("False", "QuotaExceeded")
     assert passes.condition("Stalled") == ("True", "QuotaExceeded")
     assert passes.told() == ["QuotaExceeded"]
@@ -235,6 +237,31 @@ async def test_a_pass_that_could_not_make_everything_tells_why_and_is_repeated(p
     await passes.run()
     assert passes.condition("ObjectsApplied") == ("True", "Applied")
     assert passes.objects.names("Deployment") != set()
+
+
+async def test_a_refusal_is_a_warning_once_and_again_for_another_spec_and_is_forgotten_with_the_service(
+    passes: Passes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> list[str]:
+        found = [vars(record)["object"] for record in caplog.records if record.levelno == logging.WARNING]
+        caplog.clear()
+        return found
+
+    passes.ask()
+    passes.objects.refuse = on("deployments", (403, status_body(403, "Forbidden", QUOTA)), part="-proxy")
+    caplog.set_level(logging.DEBUG, logger="flowprefill_operator.controller.reconcile")
+    await passes.run()
+    assert warned() == ["example-proxy"]
+    await passes.run()
+    assert warned() == []
+    passes.ask({"prefill": {"replicas": 2}})
+    await passes.run()
+    assert warned() == ["example-proxy"]
+    passes.reconciler.services.drop(KEY)
+    assert await passes.run() is None
+    passes.ask()
+    await passes.run()
+    assert warned() == ["example-proxy"]
 
 
 async def test_a_right_that_the_operator_lacks_to_look_is_told(passes: Passes) -> None:
