@@ -94,11 +94,12 @@ def _role(view: View, role: str, revision: str) -> RoleStatus | None:
     workload = view.scene.workload(role, revision)
     if workload is None:
         return None
+    ready = min(workload.ready, workload.replicas)  # those that are to go are still counted by the Deployment
     return RoleStatus(
         replicas=workload.replicas,
-        ready_replicas=workload.ready,
+        ready_replicas=ready,
         revision=revision,
-        summary=f"{workload.ready}/{workload.replicas}",
+        summary=f"{ready}/{workload.replicas}",
     )
 
 
@@ -117,6 +118,8 @@ def _loading_since(view: View) -> str | None:
 
 
 def _attainment(view: View) -> tuple[AttainmentStatus, ...]:
+    if view.goal is None:  # pods follow the classes of the spec before
+        return _before(view).slo_attainment
     counts = view.reports.attainment
     if counts is None:
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from flowprefill_operator.kinds import DEPLOYMENTS
-from flowprefill_operator.observe.observed import Container, Observed, Pod
+from flowprefill_operator.observe.observed import Container, Observed, Pod, Workload
 from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.failures import of_failure, refusal_reason
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled
@@ -44,7 +44,7 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
         return pending("PodsStarting", f"waits for {waits_for}" if waits_for else "no Deployment yet")
     if workload.replicas == 0:
         return holds("ScaledToZero", "no pods are asked for")
-    counted = f"{workload.ready} of {workload.replicas} pods are ready"
+    counted = f"{min(workload.ready, workload.replicas)} of {workload.replicas} pods are ready"
     if view.scene.complete(role, revision):
         return holds("PodsReady", counted)
     refused = workload.conditions.get("ReplicaFailure")
@@ -52,10 +52,25 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
         return stalled(refusal_reason(refused[2]), f"{counted}; {refused[2]}")
     found = worst(problems(members(view, role, revision), view.reports.mounts))
     if found is None:
-        replaced = "; pods are being replaced" if workload.ready >= workload.replicas else ""
-        return pending("PodsStarting", counted + replaced)
+        return pending("PodsStarting", f"{counted}{_unsettled(deployment, workload)}")
     text = f"{counted}; {found.message}"
     return Verdict(status="False", reason=found.reason, message=text, stalled=found.stalled)
+
+
+def _unsettled(deployment: Observed, workload: Workload) -> str:
+    """What of a Deployment is on its way although none of its pods has a problem."""
+    stale, surplus = workload.replicas - workload.updated, workload.current - workload.replicas
+    if workload.generation_seen < deployment.generation:
+        return ", and the last change has not reached them yet"
+    if workload.ready < workload.replicas:
+        return ""
+    if stale > 0:
+        return f", and {stale} {_is(stale)} still to be replaced"
+    return f", and {surplus} more {_is(surplus)} still to go" if surplus > 0 else ""
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def members(view: View, role: str, revision: str) -> list[tuple[Observed, Pod]]:

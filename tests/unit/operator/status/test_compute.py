@@ -245,6 +245,25 @@ def test_attainment_is_absent_while_no_proxy_can_be_reached() -> None:
     assert "sloAttainment" not in as_json(status_of(view(cluster, reports=Reports(attainment=None))))
 
 
+def test_a_spec_that_is_refused_keeps_the_attainment_of_the_classes_that_are_in_effect() -> None:
+    cluster, _ = serving()
+    before = as_json(status_of(view(cluster, reports=Reports(attainment={"chat": (999, 1)}))))
+    other = [{"name": "x", "ttftMilliseconds": 1, "objective": "90", "default": True}]
+    cluster.ask({"sloClasses": other, "prefill": {"nodes": 2}})
+    with_status(cluster, before)
+    shown = view(
+        cluster,
+        goal=None,
+        applied=None,
+        refusal=("MultiNodeUnsupported", "two nodes"),
+        reports=Reports(attainment={"chat": (1, 999)}),
+    )
+    status = as_json(status_of(shown))
+    assert [entry["name"] for entry in status["sloAttainment"]] == ["chat", "document"]
+    assert status["sloAttainment"] == before["sloAttainment"]
+    assert status["ttftSummary"] == "chat 99.9%"
+
+
 def test_the_summary_names_each_class_with_traffic() -> None:
     cluster, _ = serving()
     reports = Reports(attainment={"chat": (99, 1), "document": (1, 1), "gone": (5, 5)})
