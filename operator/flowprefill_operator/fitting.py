@@ -28,16 +28,22 @@ def with_replicas(item: Object, service: FlowPrefillService, now: Scene, previou
     assert isinstance(spec, Mapping)
     if "replicas" in spec or key_of(item) in now.objects:
         return item
+    before = None if previous is None else now.workload(role, previous)
+    replicas = _within(service, role, before.replicas if before is not None else 0)
+    return {**item, "spec": {**spec, "replicas": replicas}}
+
+
+def _within(service: FlowPrefillService, role: str, replicas: int) -> int:
+    """A number of pods, within the bounds of the role's autoscaler."""
     part = {"decode": service.spec.decode, PROXY: service.spec.proxy}.get(role, service.spec.prefill)
     scaling = part.autoscaling
     assert scaling is not None, "only an autoscaler's Deployment is planned without replicas"
-    before = None if previous is None else now.workload(role, previous)
-    number = max(scaling.min_replicas, before.replicas if before is not None else 0)
-    return {**item, "spec": {**spec, "replicas": min(number, scaling.max_replicas)}}
+    return min(max(replicas, scaling.min_replicas), scaling.max_replicas)
 
 
-def hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:
-    """Deployments whose replicas the operator still owns and no longer sets."""
+def hand_over(wanted: Iterable[Object], service: FlowPrefillService, now: Scene) -> dict[str, int]:
+    """Deployments whose replicas the operator still owns and no longer sets, with the number to leave them at: the one
+    they have, within the autoscaler's bounds, which hold even where no autoscaler runs."""
     found: dict[str, int] = {}
     for item in wanted:
         key = key_of(item)
@@ -46,7 +52,7 @@ def hand_over(wanted: Iterable[Object], now: Scene) -> dict[str, int]:
         if key[0] != DEPLOYMENTS or known is None or not isinstance(spec, Mapping) or "replicas" in spec:
             continue
         if owns_replicas(known) and isinstance(known.detail, Workload):
-            found[key[1]] = known.detail.replicas
+            found[key[1]] = _within(service, role_of(item), known.detail.replicas)
     return found
 
 

@@ -126,7 +126,7 @@ def goal(
         previous=replacing,
         # A Job's pods cannot be changed: one that is there runs to its end as it is.
         steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
-        hand_over=hand_over(wanted, now),
+        hand_over=hand_over(wanted, service, now),
         prune=tuple(_prune(now, keys, records, {target.name, previous})),
         # One ready pod of each role is enough to try, whatever else is still on its way.
         to_prove=now.serves(target.name, roles) and not asleep and target.name not in proven,

@@ -11,6 +11,7 @@ from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.errors import ClusterError
 from flowprefill_operator.kinds import EVENTS
 from flowprefill_operator.resources.base import Object
+from flowprefill_operator.status.verdict import ASKED_FOR
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def transitions(before: Status | None, after: Status) -> list[Condition]:
                 changed = known is None or known.reason != condition.reason
             case _:
                 changed = False
-        if changed and condition.reason != "Paused":  # what a user has asked for is no news
+        if changed and condition.reason not in ASKED_FOR:  # what a user has asked for is no news
             found.append(condition)
     return found
 

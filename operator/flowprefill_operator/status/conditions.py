@@ -3,14 +3,15 @@
 Ready        everything that this generation of the spec asks for is in place, and has served a token
 Available    requests are served, by this revision or by the one it replaces
 Accepted, ObjectsApplied, ProfileReady, PrefillReady, DecodeReady, ProxyReady, RolloutComplete, ConfigApplied: Ready's branches
-Reconciling, Stalled: present while true, as kstatus (sigs.k8s.io/cli-utils) reads them
+Reconciling, Stalled: present while true, as kstatus (sigs.k8s.io/cli-utils) reads them; neither when it is as asked for
 A part that the service does not have has no condition.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from flowprefill_operator import labels
 from flowprefill_operator.kinds import CONFIG_MAPS, kind_of
@@ -20,7 +21,7 @@ from flowprefill_operator.rollout import Goal
 from flowprefill_operator.scene import PROXY, WORKER_ROLES
 from flowprefill_operator.status.failures import of_failure
 from flowprefill_operator.status.pods import role_verdict
-from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled, unknown
+from flowprefill_operator.status.verdict import Verdict, asked_for, holds, pending, stalled
 from flowprefill_operator.status.view import View
 
 OTHERS = 5
@@ -64,7 +65,7 @@ def verdicts(view: View) -> dict[str, Verdict]:
         found |= _extras(view)
     found["Available"] = _available(view)
     ready = _ready(found)
-    if ready.status != "True" and not view.service.spec.paused:
+    if ready.status != "True" and not ready.asked_for:
         found["Stalled" if ready.stalled else "Reconciling"] = holds(ready.reason, ready.message)
     return {"Ready": ready} | found
 
@@ -77,8 +78,10 @@ def _ready(found: Mapping[str, Verdict]) -> Verdict:
     if not open_branches:
         return holds("Serving", "one token has been served through the service as it is specified")
     name, first = next(((n, v) for n, v in open_branches if v.stalled), open_branches[0])
-    text = f"{name}: {first.message}"
-    return Verdict(status=first.status, reason=first.reason, message=text, stalled=first.stalled)
+    asked = next(((n, v) for n, v in open_branches if v.asked_for), None)
+    if asked is not None and not first.stalled:
+        name, first = asked
+    return replace(first, message=f"{name}: {first.message}")
 
 
 def _accepted(view: View) -> Verdict:
@@ -87,17 +90,19 @@ def _accepted(view: View) -> Verdict:
         return stalled(
             reason, f"{message}; what runs is left as it is, and not mended, until the spec is acted on"
         )
+    if view.service.spec.paused:
+        return holds("Valid", "the spec is acted on once spec.paused is no longer true")
     return holds("Valid", "the spec is acted on")
 
 
 def _objects_applied(view: View) -> Verdict:
     if view.service.spec.paused:
-        return unknown("Paused", "spec.paused is true; the cluster is left as it is")
+        return asked_for("Paused", "spec.paused is true; the cluster is left as it is", status="Unknown")
     if view.forbidden:
         verb, resource = view.forbidden[0]
         return stalled("Forbidden", f"the operator may not {verb} {resource}; grant it, as the chart does")
     if view.applied is None:
-        return unknown("Pending", "nothing has been applied yet")
+        return Verdict(status="Unknown", reason="Pending", message="nothing has been applied yet")
     if view.applied.failures:
         first, *more = view.applied.failures
         verdict = of_failure(first)
@@ -106,7 +111,8 @@ def _objects_applied(view: View) -> Verdict:
         return Verdict(
             status="False", reason=verdict.reason, message=verdict.message + rest, stalled=verdict.stalled
         )
-    return holds("Applied", "every object is as planned")
+    missing = next((verdict for _, verdict in _absent(view)), None)
+    return missing or holds("Applied", "every object is as planned")
 
 
 def _profile_ready(view: View, goal: Goal) -> dict[str, Verdict]:
@@ -127,14 +133,20 @@ def _rollout_complete(view: View, goal: Goal) -> Verdict:
         rest = f"; revision {goal.previous} keeps serving" if goal.previous is not None else ""
         return stalled("RolloutStuck", f"revision {goal.target.name}: {stuck}{rest}")
     if goal.previous is not None:
+        if view.service.spec.paused:
+            text = f"revision {goal.target.name} replaces {goal.previous} once spec.paused is no longer true"
+            return asked_for("Paused", text)
         return pending("RollingOut", f"revision {goal.target.name} replaces {goal.previous}")
     if _asleep(view, goal.target.name):
-        return stalled("ScaledToZero", "a role has no pods, so nothing can be served")
+        return asked_for("ScaledToZero", NOBODY_SERVES)
     if goal.target.name in view.reports.proven:
         return holds("Complete", f"revision {goal.target.name} serves")
     if view.reports.unproven is not None and goal.to_prove:
         return pending("RoundTripFailed", f"no token has been served yet: {view.reports.unproven}")
     return pending("RoundTripPending", "no token has been served through prefill and decode yet")
+
+
+NOBODY_SERVES = "the spec asks for no pods of a role, so nothing is served"
 
 
 def _deadline_exceeded(view: View, revision: str) -> str | None:
@@ -186,6 +198,8 @@ def _available(view: View) -> Verdict:
     proxies = [pod for _, pod in running(view) if pod.role == PROXY]
     serving = view.serving
     if serving is None:
+        if view.goal is not None and _asleep(view, view.goal.target.name):
+            return asked_for("ScaledToZero", NOBODY_SERVES)
         return Verdict(status="False", reason="NoPods", message="no revision has a ready pod in each role")
     if not proxies:
         return Verdict(status="False", reason="NoProxy", message="no proxy is ready")
@@ -203,15 +217,17 @@ def _extras(view: View) -> dict[str, Verdict]:
             reason, message = known.detail.idle
             text = f"{known.kind.kind} {known.name}: {message}"
             found["AutoscalingReady"] = Verdict(status="False", reason=reason, message=text)
-    if view.applied is None:
-        return found
-    for item in view.applied.absent:
+    return found | dict(_absent(view))
+
+
+def _absent(view: View) -> Iterator[tuple[str, Verdict]]:
+    """Objects that the spec asks for and whose API the cluster lacks, by the condition that tells of them."""
+    for item in () if view.applied is None else view.applied.absent:
         kind = kind_of(item)
         about = {"ScaledObject": "AutoscalingReady", "HTTPRoute": "RouteReady"}.get(kind.kind)
         if about is not None:
             text = f"{kind.kind} {key_of(item)[1]} is asked for, and the cluster has no {kind.resource}"
-            found[about] = Verdict(status="False", reason="CRDNotInstalled", message=text)
-    return found
+            yield about, stalled("CRDNotInstalled", text)
 
 
 def _worker_roles(view: View) -> tuple[str, ...]:
@@ -219,7 +235,11 @@ def _worker_roles(view: View) -> tuple[str, ...]:
 
 
 def _revision_of(view: View, role: str, goal: Goal) -> str:
-    """The revision whose pods a role's condition is about: the target's, but proxies are replaced last."""
-    if role != PROXY or (PROXY, goal.target.name) in view.scene.deployments:
+    """The revision whose pods a role's condition is about: the target's, but proxies are replaced last, and while the
+    service is paused nothing is."""
+    if (role, goal.target.name) in view.scene.deployments:
         return goal.target.name
+    if role != PROXY:
+        paused = view.service.spec.paused and goal.previous is not None
+        return str(goal.previous) if paused else goal.target.name
     return next((rev for (name, rev) in view.scene.deployments if name == PROXY), goal.target.name)

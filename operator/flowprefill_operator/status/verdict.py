@@ -8,12 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether something holds, why in one word, and why in a sentence. `stalled`: it will not change without somebody."""
+    """Whether something holds, why in one word, and why in a sentence.
+
+    What does not hold is on its way, unless `stalled`: it will not change without somebody, or `asked_for`: it is as the
+    spec wants it.
+    """
 
     status: Literal["True", "False", "Unknown"]
     reason: str
     message: str = ""
     stalled: bool = False
+    asked_for: bool = False
 
 
 def holds(reason: str, message: str = "") -> Verdict:
@@ -30,5 +35,15 @@ def stalled(reason: str, message: str) -> Verdict:
     return Verdict(status="False", reason=reason, message=message, stalled=True)
 
 
-def unknown(reason: str, message: str) -> Verdict:
-    return Verdict(status="Unknown", reason=reason, message=message)
+ASKED_FOR = ("Paused", "ScaledToZero")
+"""Reasons of what does not hold because the spec wants it so."""
+
+
+def asked_for(
+    reason: Literal["Paused", "ScaledToZero"],
+    message: str,
+    *,
+    status: Literal["False", "Unknown"] = "False",
+) -> Verdict:
+    """Not so, and nobody waits for it."""
+    return Verdict(status=status, reason=reason, message=message, asked_for=True)

@@ -128,8 +128,9 @@ def test_crds_of_other_projects_are_used_when_they_appear_and_missed_when_they_g
         "prometheusAddress": "http://prometheus.monitoring:9090",
     }
     created = cluster.apply(namespace, simulated("web", prefill={"autoscaling": scaling}))
-    cluster.wait_ready(namespace, "web")
+    cluster.wait_condition(namespace, "web", "Available", "True")
     cluster.wait_condition(namespace, "web", "AutoscalingReady", "False", reason="CRDNotInstalled")
+    cluster.wait_condition(namespace, "web", "Ready", "False", reason="CRDNotInstalled")
     before = {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")}
     scaled = next(kind for kind in OWNED if kind.kind == "ScaledObject")
 
@@ -144,6 +145,7 @@ def test_crds_of_other_projects_are_used_when_they_appear_and_missed_when_they_g
             cluster.plane.kubectl("apply", "--server-side", "-f", str(file))
         until(lambda: {"PodMonitor", "ScaledObject"} <= kinds(), "a PodMonitor and a ScaledObject")
         until(lambda: not missing(), "nothing is missing")
+        cluster.wait_ready(namespace, "web")
         (found,) = cluster.list(scaled, namespace)
         cluster.delete(scaled, namespace, found["metadata"]["name"])
         until(lambda: cluster.list(scaled, namespace), "a deleted ScaledObject is there again", within_s=10.0)
@@ -152,5 +154,7 @@ def test_crds_of_other_projects_are_used_when_they_appear_and_missed_when_they_g
             cluster.plane.kubectl("delete", "-f", str(file))
     until(missing, "the ScaledObject is missed")
     cluster.change(namespace, "web", {"decode": {"replicas": 2}})
-    cluster.wait_ready(namespace, "web")
+    until(lambda: len(cluster.pods(namespace, "web", role="decode")) == 2, "a second decode pod")
+    cluster.wait_condition(namespace, "web", "DecodeReady", "True")
+    cluster.wait_condition(namespace, "web", "Ready", "False", reason="CRDNotInstalled")
     assert before <= {pod["metadata"]["uid"] for pod in cluster.pods(namespace, "web")}

@@ -351,6 +351,15 @@ def test_handing_three_pods_over_to_an_autoscaler_never_has_fewer(seed: int) -> 
     assert cluster.replicas("prefill", revision) == 5
 
 
+@pytest.mark.parametrize(("pods", "left"), [(1, 3), (4, 4), (9, 5)])
+def test_pods_are_handed_over_within_the_bounds_of_the_autoscaler(pods: int, left: int) -> None:
+    """Which may not be there: nobody else would bring them to its minimum."""
+    cluster, revision = settled(1, {"prefill": {"replicas": pods}})
+    cluster.ask({"prefill": {"autoscaling": {"minReplicas": 3, "maxReplicas": 5}}})
+    assert_rolled(cluster, revision)
+    assert cluster.replicas("prefill", revision) == left
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_number_of_pods_that_is_asked_for_again_is_taken_back_from_the_autoscaler(seed: int) -> None:
     cluster, revision = settled(seed, AUTOSCALED)

@@ -12,6 +12,7 @@ from flowprefill_crd import Status
 from flowprefill_crd.v1alpha1 import Condition
 from flowprefill_operator.apply import Applied, Failure, NameConflict
 from flowprefill_operator.cluster.errors import ClusterError, no_answer
+from flowprefill_operator.controller.events import transitions
 from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind
 from flowprefill_operator.scene import scene
 from flowprefill_operator.status.compute import status_of
@@ -447,6 +448,18 @@ def test_a_paused_service_tells_so_and_what_its_pods_do() -> None:
     assert conditions(shown)["PrefillReady"].status == "True"
 
 
+def test_a_change_that_waits_for_the_end_of_a_pause_is_told_as_such() -> None:
+    cluster, old = serving()
+    new = cluster.ask({**OTHER, "paused": True})
+    shown = view(cluster, applied=None)
+    assert told(shown)[:2] == ("Unknown", "Paused")
+    assert "once spec.paused" in conditions(shown)["Accepted"].message
+    assert told(shown, "RolloutComplete")[:2] == ("False", "Paused")
+    assert {old, new} <= set(conditions(shown)["RolloutComplete"].message.split())
+    assert told(shown, "PrefillReady")[:2] == ("True", "PodsReady")
+    assert {"Reconciling", "Stalled"}.isdisjoint(conditions(shown))
+
+
 def test_a_rollout_is_told_with_both_revisions_and_the_old_one_stays_available() -> None:
     cluster, old = serving()
     new = cluster.ask(OTHER)
@@ -497,8 +510,11 @@ def test_a_round_trip_that_fails_is_told_with_its_reason() -> None:
 def test_a_role_without_pods_is_as_asked_and_nothing_is_served() -> None:
     cluster, _ = serving({"decode": {"replicas": 0}})
     assert told(view(cluster), "DecodeReady")[:2] == ("True", "ScaledToZero")
-    assert told(view(cluster)) == ("False", "ScaledToZero", "Failed")
-    assert told(view(cluster), "Available")[:2] == ("False", "NoPods")
+    shown = view(cluster)
+    assert told(shown)[:2] == ("False", "ScaledToZero")
+    assert {"Reconciling", "Stalled"}.isdisjoint(conditions(shown))
+    assert told(shown, "Available")[:2] == ("False", "ScaledToZero")
+    assert transitions(status_of(view(serving()[0])), status_of(shown)) == []
 
 
 def test_without_a_ready_proxy_nothing_is_available() -> None:
@@ -562,6 +578,9 @@ def test_an_object_whose_api_is_not_there_has_a_condition_and_one_that_is_there_
     assert condition not in conditions(view(cluster))
     shown = view(cluster, applied=Applied(writes=0, failures=(), absent=absent))
     assert told(shown, condition)[:2] == ("False", "CRDNotInstalled")
+    assert told(shown, "ObjectsApplied")[:2] == ("False", "CRDNotInstalled")
+    assert told(shown) == ("False", "CRDNotInstalled", "Failed")
+    assert told(shown, "Available")[0] == "True"
 
 
 def test_ready_tells_what_needs_somebody_before_what_takes_its_time() -> None:
