@@ -24,6 +24,7 @@ DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+IMAGE_PATTERN = r"^[!-~]+$"
 HOSTNAME_PATTERN = rf"^([*]\.)?{DNS_SUBDOMAIN_PATTERN.removeprefix('^')}"
 
 
@@ -84,6 +85,9 @@ DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_lengt
 
 DnsSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, min_length=1, max_length=253)]
 """A name of at most 253 lower-case letters, digits, dashes and dots."""
+
+ImageName = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)]
+"""A container image as a container runtime takes it."""
 
 SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
 """A key of a Secret or ConfigMap."""

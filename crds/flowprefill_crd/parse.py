@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flowprefill_crd.errors import InvalidService, Problem
@@ -105,9 +105,7 @@ def _service(document: object, *, source: str) -> FlowPrefillService:
     try:
         service = FlowPrefillService.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidService(
-            [p for details in _own(error.errors()) for p in _problems(details, source)]
-        ) from error
+        raise InvalidService(problems_of(error, FlowPrefillService, source=source)) from error
     return service.model_copy(update={"status": _status(document.get("status"))})
 
 
@@ -153,9 +151,17 @@ def _own(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
         yield error
 
 
-def _problems(details: ErrorDetails, source: str) -> Iterator[Problem]:
-    """One error of pydantic as problems in our words."""
+def problems_of(error: ValidationError, model: type[BaseModel], *, source: str) -> list[Problem]:
+    """What pydantic found in a document of a model, in our words: the value seen and what the model's schema accepts."""
     from flowprefill_crd import schema  # only for messages: building it takes longer than a parse
+
+    root = schema.schema_of(model)
+    return [problem for details in _own(error.errors()) for problem in _problems(details, root, source)]
+
+
+def _problems(details: ErrorDetails, root: dict[str, Any], source: str) -> Iterator[Problem]:
+    """One error of pydantic as problems in our words."""
+    from flowprefill_crd import schema
 
     loc = details["loc"]
     path = field_path(loc)
@@ -167,13 +173,12 @@ def _problems(details: ErrorDetails, source: str) -> Iterator[Problem]:
                 )
             return
         case "extra_forbidden":
-            parent = schema.node_at(loc[:-1]) or {}
-            message = _unknown_field(str(loc[-1]), loc[:-1], list(parent.get("properties", {})))
+            message = _unknown_field(str(loc[-1]), loc[:-1], root)
         case "missing":
-            node = schema.node_at(loc)
+            node = schema.node_at(root, loc)
             message = "is missing" + (f"; use {schema.accepted(node)}" if node else "")
         case _:
-            node = schema.node_at(loc)
+            node = schema.node_at(root, loc)
             wanted = details["msg"] if node is None else f"use {schema.accepted(node)}"
             seen = details["input"]
             if details["type"] == "string_type" and isinstance(seen, int | float):
@@ -182,14 +187,15 @@ def _problems(details: ErrorDetails, source: str) -> Iterator[Problem]:
     yield Problem(source=source, path=path, message=message)
 
 
-def _unknown_field(name: str, parent: tuple[str | int, ...], known: list[str]) -> str:
+def _unknown_field(name: str, parent: tuple[str | int, ...], root: dict[str, Any]) -> str:
     from flowprefill_crd import schema
 
+    known = list((schema.node_at(root, parent) or {}).get("properties", {}))
     close = difflib.get_close_matches(_letters(name), [_letters(option) for option in known], n=2, cutoff=0.7)
     if close:
         options = [option for letters in close for option in known if _letters(option) == letters]
         return f"unknown field; did you mean {' or '.join(options)}?"
-    paths = _paths(schema.service_schema(), "")
+    paths = _paths(root, "")
     elsewhere = [path for path in paths if _letters(path.rpartition(".")[2]) == _letters(name)]
     if elsewhere:
         return f"unknown field; did you mean {' or '.join(elsewhere[:3])}?"

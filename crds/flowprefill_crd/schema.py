@@ -10,10 +10,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+
 from flowprefill_crd.base import (
     DNS_LABEL_PATTERN,
     DNS_SUBDOMAIN_PATTERN,
     HOSTNAME_PATTERN,
+    IMAGE_PATTERN,
     LABEL_VALUE_PATTERN,
 )
 from flowprefill_crd.v1alpha1.service import FlowPrefillService
@@ -27,15 +30,21 @@ _PATTERN_WORDS = {
     DNS_LABEL_PATTERN: "lower-case letters, digits and dashes",
     DNS_SUBDOMAIN_PATTERN: "lower-case letters, digits, dashes and dots",
     LABEL_VALUE_PATTERN: "letters, digits, dashes, dots and underscores, with a letter or digit at both ends",
+    IMAGE_PATTERN: "visible ASCII characters, no spaces",
     HOSTNAME_PATTERN: "a host name in lower case, with *. before it for all below it",
 }
 
 
 @cache
+def schema_of(model: type[BaseModel]) -> Node:
+    """The structural schema of a model's documents. Shared: callers do not change it."""
+    raw = model.model_json_schema(by_alias=True)
+    return _structural(raw, raw.get("$defs", {}))
+
+
 def service_schema() -> Node:
     """The structural schema of a whole FlowPrefillService. Shared: callers do not change it."""
-    raw = FlowPrefillService.model_json_schema(by_alias=True)
-    return _structural(raw, raw["$defs"])
+    return schema_of(FlowPrefillService)
 
 
 def _structural(node: Node, defs: Node) -> Node:
@@ -96,9 +105,9 @@ def one_line(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def node_at(path: tuple[str | int, ...]) -> Node | None:
-    """The schema at a path such as ("spec", "sloClasses", 0, "name"); None when there is none."""
-    node = service_schema()
+def node_at(root: Node, path: tuple[str | int, ...]) -> Node | None:
+    """The schema at a path below `root`, such as ("spec", "sloClasses", 0, "name"); None when there is none."""
+    node = root
     for step in path:
         if isinstance(step, int):
             child = node.get("items")
@@ -134,6 +143,8 @@ def accepted(node: Node) -> str:
             return "an object with the fields " + ", ".join(properties)
         case {"type": "object", "additionalProperties": child}:
             return f"at most {node.get('maxProperties', 'any number of')} entries, each {accepted(child)}"
+        case {"type": "object"}:
+            return "an object"
         case _:
             return str(node.get("type", "another value"))
 

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
 from flowprefill_crd import InvalidConfig, Problem
-from flowprefill_crd.base import DnsLabel, DnsSubdomain
-from flowprefill_crd.parse import field_path, shown
+from flowprefill_crd.base import DnsLabel, DnsSubdomain, ImageName
+from flowprefill_crd.parse import problems_of, shown
+from flowprefill_crd.rules import Unique
 from flowprefill_operator.settings import PlanSettings
-
-ImageName = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 
 
 class _Part(BaseModel):
@@ -53,7 +51,7 @@ class LeaderElection(_Part):
 class OperatorConfig(_Part):
     """What the operator reads once at its start."""
 
-    namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=1000)] = ()
+    namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=1000), Unique()] = ()
     """Namespaces to serve; empty is every namespace of the cluster."""
 
     images: Images = Images()
@@ -75,12 +73,6 @@ class OperatorConfig(_Part):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     """Port of /healthz, /readyz and /metrics; 0 lets the system choose."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OperatorConfig:
-        if len(set(self.namespaces)) < len(self.namespaces):
-            raise ValueError("namespaces holds a name twice; list each namespace once")
-        return self
 
     def plan_settings(self, *, namespace: str | None) -> PlanSettings:
         """How services are planned. `namespace` is the operator's own; None outside a cluster."""
@@ -117,31 +109,4 @@ def load_config(path: Path | None) -> OperatorConfig:
     try:
         return OperatorConfig.model_validate(body)
     except ValidationError as error:
-        problems = [
-            Problem(
-                source=str(path),
-                path=field_path(details["loc"]),
-                message=_message(details),
-            )
-            for details in error.errors()
-        ]
-        raise InvalidConfig(problems) from error
-
-
-_WORDS = {
-    "tuple_type": "use a list",
-    "dict_type": "use a mapping",
-    "model_type": "use a mapping",
-    "string_type": "use a text",
-    "bool_type": "use true or false",
-    "bool_parsing": "use true or false",
-    "int_type": "use a whole number",
-    "int_parsing": "use a whole number",
-}
-
-
-def _message(details: ErrorDetails) -> str:
-    """One error of pydantic in a user's words."""
-    if details["type"] == "extra_forbidden":
-        return "unknown field; operator/README.md lists the fields"
-    return f"{shown(details['input'])} is not accepted; {_WORDS.get(details['type'], details['msg'])}"
+        raise InvalidConfig(problems_of(error, OperatorConfig, source=str(path))) from error

@@ -166,6 +166,14 @@ BAD_SERVICES = (
         message="provider Keda needs prometheusAddress",
     ),
     BadService(
+        name="prometheus-without-a-scheme",
+        changes={
+            "prefill": {"autoscaling": {"maxReplicas": 3, "provider": "Keda", "prometheusAddress": "foo"}}
+        },
+        path="spec.prefill.autoscaling.prometheusAddress",
+        message="use an http:// or https:// URL",
+    ),
+    BadService(
         name="three-gpus-for-two-ranks",
         changes={"prefill": {"tensorParallelSize": 2, "resources": {"limits": {"nvidia.com/gpu": 3}}}},
         path="spec.prefill.tensorParallelSize",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from flowprefill_crd.base import ApiObject
+from flowprefill_crd.base import ApiObject, ImageName
 
 EngineType = Literal["torch", "vllm", "simulated"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,7 +19,7 @@ class Engine(ApiObject):
     """Which engine runs: torch (Hugging Face models, on CPU and GPU), vllm (stock vLLM with our plugin) or
     simulated (sleeps as a cost model says; for tests). Restarts pods."""
 
-    image: Annotated[str, StringConstraints(pattern=r"^[!-~]+$", min_length=1, max_length=512)] | None = None
+    image: ImageName | None = None
     """Image of prefill and decode pods; the operator's default for the engine when absent. Restarts pods."""
 
     args: Annotated[tuple[Annotated[str, StringConstraints(max_length=1024)], ...], Field(max_length=64)] = ()

@@ -41,17 +41,20 @@ class ManagedClaim(ApiObject):
     """A PersistentVolumeClaim that the operator creates for the model's files."""
 
     storage: Quantity
-    """Size of the claim, for example "50Gi". Restarts pods."""
+    """Size of the claim, for example "50Gi". Cannot be made smaller, and larger only where the StorageClass
+    allows it. Restarts pods."""
 
     storage_class_name: DnsSubdomain | None = None
-    """StorageClass of the claim; the cluster's default when absent. Restarts pods."""
+    """StorageClass of the claim; the cluster's default when absent. Cannot be changed once the claim is there.
+    Restarts pods."""
 
     access_modes: Annotated[
         tuple[Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"], ...],
         Field(min_length=1, max_length=3),
         Unique(),
     ] = ("ReadWriteOnce",)
-    """Access modes of the claim. Pods on several nodes need ReadWriteMany. Restarts pods."""
+    """Access modes of the claim. Pods on several nodes need ReadWriteMany. Cannot be changed once the claim is
+    there. Restarts pods."""
 
     retain: bool = True
     """Keep the claim and the files in it when the service is deleted. Applied live."""

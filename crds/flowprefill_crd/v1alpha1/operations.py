@@ -73,7 +73,7 @@ class Observability(ApiObject):
 
     prometheus_rule: bool = True
     """Create a PrometheusRule with recordings and alerts for each SLO class, where the cluster has that
-    API. Applied live."""
+    API. Has no effect yet. Applied live."""
 
     monitor_labels: LabelMap = Field(default_factory=dict)
     """Labels of the PodMonitor and the PrometheusRule, for a Prometheus that selects by label. Applied live."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, WithJsonSchema
@@ -13,7 +14,7 @@ from flowprefill_crd.base import (
     LabelValue,
     Quantity,
 )
-from flowprefill_crd.rules import Rule, Unique
+from flowprefill_crd.rules import Rule, Rules, Unique
 from flowprefill_crd.v1alpha1.route import HttpRoute
 
 GPU = "nvidia.com/gpu"
@@ -70,7 +71,18 @@ class PodTemplate(ApiObject):
         WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     ] = Field(default_factory=dict)
     """Any field of a PodSpec. Containers, volumes and other named items are merged by name: the
-    role's own container is called prefill, decode or proxy. Restarts pods."""
+    role's own container is called prefill, decode or proxy, and prefill too in mode Colocated. A container of
+    another name runs beside it and needs an image. Restarts pods."""
+
+
+_URL = r"^https?://[!-~]+$"
+
+URL_RULE = Rule(
+    message="use an http:// or https:// URL, for example http://prometheus.monitoring:9090",
+    cel=f"self.matches(r'{_URL}')",
+    holds=lambda url: re.fullmatch(_URL.removeprefix("^").removesuffix("$"), url) is not None,
+    seen=lambda url: str(url),
+)
 
 
 class Autoscaling(ApiObject):
@@ -106,9 +118,7 @@ class Autoscaling(ApiObject):
     """Use of the present pods, in percent, at which more are added: of the requested CPU with
     HorizontalPodAutoscaler, of the role's own capacity with Keda. Applied live."""
 
-    prometheus_address: (
-        Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", min_length=8, max_length=512)] | None
-    ) = None
+    prometheus_address: Annotated[str, StringConstraints(max_length=512), Rules(URL_RULE)] | None = None
     """URL of the Prometheus that KEDA asks. Applied live."""
 
     scale_down_stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 300

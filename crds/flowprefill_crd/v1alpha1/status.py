@@ -158,4 +158,5 @@ class Status(StatusObject):
     """The model that is served."""
 
     upgrade_available: Text | None = None
-    """The image that the operator would use now, when it differs from the one in use."""
+    """The images that the operator would use now, without those in use; absent when there are none. The next change
+    that restarts pods takes them, or upgradePolicy: Automatic."""
