@@ -39,8 +39,13 @@ async def credentials() -> Credentials:
         kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         namespace = namespace or _own_namespace()
     except kube_config.ConfigException:
+        where = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        if not _any_is_there(where):
+            raise NoCluster(
+                f"not inside a cluster, and {where}: no such file; name a kubeconfig in KUBECONFIG"
+            ) from None
         try:
-            await kube_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            await kube_config.load_kube_config(where, client_configuration=configuration)  # type: ignore[no-untyped-call]
         except (
             kube_config.ConfigException,
             OSError,
@@ -50,13 +55,17 @@ async def credentials() -> Credentials:
             ValueError,
         ) as error:
             # The last three are how the client answers a file that is YAML and no kubeconfig.
-            where = os.environ.get("KUBECONFIG", "~/.kube/config")
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise NoCluster(
                 f"not inside a cluster, and {where} is no usable kubeconfig ({reason}); name one in KUBECONFIG"
             ) from error
     configuration.connection_pool_maxsize = CONNECTIONS
     return Credentials(configuration=configuration, namespace=namespace)
+
+
+def _any_is_there(paths: str) -> bool:
+    """Whether there is one of the files that a variable such as KUBECONFIG names."""
+    return any(Path(name).expanduser().exists() for name in paths.split(os.pathsep) if name)
 
 
 def _own_namespace() -> str | None:
