@@ -12,8 +12,8 @@ from flowprefill_crd.crd import CRD_NAME
 from support.control_plane.assets import RELEASES, assets
 from support.control_plane.plane import ControlPlane
 from support.helm import CHART, helm_program
-from support.helm_charts import released_chart
 from support.helm_cluster import OPERATOR, RELEASE, WAIT_S, ChartCluster, chart_cluster
+from support.releases import last_release
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -139,7 +139,7 @@ def test_two_releases_serve_different_namespaces_but_never_the_same(cluster: Cha
 def test_the_chart_of_the_last_release_is_upgraded_in_place_and_rolled_back(
     cluster: ChartCluster, tmp_path: Path
 ) -> None:
-    package = str(released_chart(cluster.helm, tmp_path))
+    package = str(last_release(tmp_path).chart(cluster.helm))
     cluster.helm("install", RELEASE, package, "--namespace", cluster.namespace, "--take-ownership")
     kept = cluster.apply_sample(), cluster.uid("crd", CRD_NAME), cluster.uid("deployment", OPERATOR)
 

@@ -2,7 +2,7 @@
 
 Budget: 10 minutes for the folder on 2 cores in 2 processes, test_kill.py apart. About so many seconds in one process:
 life cycle 65, status 60, drift 35, autoscaling 55, names and deletion 120, API server 130 (90 of them the promise for a
-silent watch), surroundings 120, upgrade 40, oldest 25, namespaces 20, the machinery's own cases 40.
+silent watch), surroundings 120, upgrade 75, oldest 25, namespaces 20, the machinery's own cases 40.
 """
 
 from __future__ import annotations

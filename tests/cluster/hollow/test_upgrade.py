@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.control_plane.operated import Operated, simulated
 from support.control_plane.waiting import until
+from support.releases import last_release
 
 Json = dict[str, Any]
 
@@ -21,6 +23,7 @@ def upgraded(cluster: Operated) -> Iterator[Operated]:
     """Gives the operator that the case started back its own images afterwards."""
     yield cluster
     cluster.operator.stop()
+    cluster.operator.python_path = None
     cluster.operator.configure(images={})
     cluster.operator.start()
     cluster.operator.wait_ready()
@@ -100,3 +103,41 @@ def test_a_rollback_of_the_operator_restarts_no_pod_either(upgraded: Operated, n
     upgraded.change(namespace, "web", {"decode": {"replicas": 2}})
     upgraded.wait_ready(namespace, "web")
     assert before <= uids(upgraded.pods(namespace, "web"))
+
+
+OF_ALL_KINDS: dict[str, Json] = {
+    "web": {"prefill": {"replicas": 2}, "proxy": {"replicas": 2}},
+    "scaled": {"prefill": {"autoscaling": {"minReplicas": 2, "maxReplicas": 3}}},
+    "hub": {"model": {"uri": "hf://organisation/model", "cache": {"emptyDir": {"sizeLimit": "1Gi"}}}},
+    "both": {"mode": "Colocated"},
+    "next": {"prefill": {"podTemplate": {"metadata": {"annotations": {"team": "search"}}}}},
+}
+
+
+def test_the_last_releases_operator_hands_over_and_takes_back_without_touching_a_pod(
+    upgraded: Operated, namespace: str, tmp_path: Path
+) -> None:
+    released = last_release(tmp_path / "release").python_path
+
+    def run(python_path: str | None) -> None:
+        upgraded.operator.stop()
+        upgraded.operator.python_path = python_path
+        upgraded.operator.start()
+        upgraded.operator.wait_ready()
+
+    run(released)
+    for name, spec in OF_ALL_KINDS.items():
+        upgraded.apply(namespace, simulated(name, **spec))
+    for name in OF_ALL_KINDS:
+        upgraded.wait_ready(namespace, name)
+    before = {uid for name in OF_ALL_KINDS for uid in uids(upgraded.pods(namespace, name))}
+    assert len(before) == 17
+    for weight, operator in enumerate((None, released), start=2):
+        run(operator)
+        classes = [{**slo, "weight": weight} for slo in simulated("any")["spec"]["sloClasses"]]
+        for name in OF_ALL_KINDS:  # a pass that has something to do, and ends when pods have it
+            upgraded.change(namespace, name, {"sloClasses": classes})
+        for name in OF_ALL_KINDS:
+            upgraded.wait_ready(namespace, name)
+        after = {uid for name in OF_ALL_KINDS for uid in uids(upgraded.pods(namespace, name))}
+        assert after == before

@@ -49,6 +49,8 @@ class OperatorProcess:
         }
         self.configure(**config)
         self._process: subprocess.Popen[bytes] | None = None
+        self.python_path: str | None = None
+        """Where the next start takes its modules from first; None for those that are installed."""
         self.memory_peak_bytes = 0
         """Most resident memory of any process so far, as read by the last `memory` or at its end."""
 
@@ -92,6 +94,8 @@ class OperatorProcess:
             "POD_NAMESPACE": SYSTEM_NAMESPACE,
             "PYTHONUNBUFFERED": "1",
         }
+        if self.python_path is not None:
+            environment["PYTHONPATH"] = self.python_path
         command = [sys.executable, "-m", "flowprefill.cli", "operator", "--config", str(self._file)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
