@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from flowprefill.engines.pin import is_commit
 from flowprefill.errors import ModelNotLoadable
 
 logger = logging.getLogger(__name__)
@@ -16,7 +19,6 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 """What a model directory needs: configuration, weights, tokenizer, chat template."""
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Report = Callable[[str, int, int | None], None]
 
@@ -32,7 +34,7 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
             f"hf://{repository} is not a repository; accepted are hf://ORG/NAME[@REVISION]"
         )
     local = _local(repository, revision, cache)
-    if local is not None and _COMMIT.fullmatch(revision):
+    if local is not None and is_commit(revision):
         return local
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of whatever HTTP library it uses
@@ -47,10 +49,9 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
         commit = HfApi().model_info(repository, revision=revision).sha
         if commit is None:
             raise ModelNotLoadable(f"the hub names no commit for hf://{repository}@{revision}")
-        if (known := _local(repository, commit, cache)) is not None:
-            return known
-        report(f"downloading {repository}", 0, None)
-        snapshot_download(repository, revision=commit, cache_dir=cache, allow_patterns=FILES)
+        if _local(repository, commit, cache) is None:
+            report(f"downloading {repository}", 0, None)
+            snapshot_download(repository, revision=commit, cache_dir=cache, allow_patterns=FILES)
     except GatedRepoError as error:
         raise ModelNotLoadable(
             f"hf://{repository} is gated; accept its terms on the hub and give a token (HF_TOKEN)"
@@ -73,22 +74,43 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
             f"hf://{repository}@{commit} has no config.json with safetensors weights; accepted are Hugging Face model "
             f"repositories with safetensors"
         )
+    _remember(repository, revision, commit, cache)
     return fetched
 
 
 def _local(repository: str, revision: str, cache: Path | None) -> tuple[Path, str] | None:
     """(directory, commit) if the cache holds this revision whole."""
-    from huggingface_hub import constants
-
-    root = Path(cache or constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    root = _root(repository, cache)
     commit = revision
-    if not _COMMIT.fullmatch(revision):
+    if not is_commit(revision):
         reference = root / "refs" / revision
         if not reference.is_file():
             return None
         commit = reference.read_text("utf-8").strip()
     directory = root / "snapshots" / commit
     return (directory, commit) if is_whole(directory) else None
+
+
+def _remember(repository: str, revision: str, commit: str, cache: Path | None) -> None:
+    """Keep what a branch or tag stands for, as the hub's library does when it fetches one, for times without a network.
+
+    A commit is fetched by its own name, of which that library keeps nothing. A cache that takes no files is no failure.
+    """
+    if is_commit(revision):
+        return
+    reference = _root(repository, cache) / "refs" / revision
+    unfinished = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(OSError):
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(commit, "utf-8")
+        unfinished.replace(reference)
+
+
+def _root(repository: str, cache: Path | None) -> Path:
+    """The repository's folder in a cache, as the hub's own library lays it out."""
+    from huggingface_hub import constants
+
+    return Path(cache or constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def is_whole(directory: Path) -> bool:

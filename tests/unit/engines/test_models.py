@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,7 @@ import pytest
 from flowprefill.engines import hub, models
 from flowprefill.engines.models import cache_directory, fingerprint, resolve_model
 from flowprefill.errors import ModelNotLoadable
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-OTHER = "f" * 40
-
-
-def write_directory(path: Path, *, weights: bytes = b"\x00" * 64, name: str = "model.safetensors") -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text('{"model_type": "llama"}')
-    header = json.dumps({"w": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}).encode()
-    (path / name).write_bytes(struct.pack("<Q", len(header)) + header + weights)
-    return path
-
-
-def write_snapshot(cache: Path, commit: str, *, ref: str | None = None) -> Path:
-    """What the hub's own cache looks like for org/name."""
-    root = cache / "models--org--name"
-    if ref is not None:
-        (root / "refs").mkdir(parents=True, exist_ok=True)
-        (root / "refs" / ref).write_text(commit)
-    return write_directory(root / "snapshots" / commit)
+from support.hub_cache import COMMIT, OTHER, Hub, write_directory, write_snapshot
 
 
 @pytest.mark.parametrize(
@@ -81,35 +61,6 @@ def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("FLOWPREFILL_CACHE", "/mine")
     assert cache_directory() == Path("/mine")
     assert cache_directory(tmp_path) == tmp_path
-
-
-class Hub:
-    """Stands in for the hub: names a commit, and writes a snapshot when asked."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, commit: str | None) -> None:
-        import huggingface_hub
-
-        self.questions: list[str] = []
-        self.downloads: list[tuple[str, Path]] = []
-        self.commit = commit
-        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
-
-    def model_info(self, repository: str, *, revision: str) -> Hub:
-        self.questions.append(revision)
-        if self.commit is None:
-            raise ConnectionError("no route to host")
-        return self
-
-    @property
-    def sha(self) -> str | None:
-        return self.commit
-
-    def snapshot_download(
-        self, repository: str, *, revision: str, cache_dir: Path, allow_patterns: list[str]
-    ) -> str:
-        self.downloads.append((revision, cache_dir))
-        return str(write_snapshot(cache_dir, revision))
 
 
 def test_a_branch_becomes_a_commit_and_is_fetched_once(
