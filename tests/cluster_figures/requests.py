@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from cluster_figures.stage import have
 from flowprefill.bench.figures.row import Bench, Figure, Row
 from flowprefill_crd.samples import sample_path
 from support.control_plane.images import image
+from support.control_plane.images_released import TAG, released_operator
 from support.control_plane.node import Node
 from support.control_plane.node_assets import node_assets
 from support.control_plane.node_pods import restricted_namespace
 from support.control_plane.node_release import NodeRelease, release
 from support.control_plane.node_service import NodeService
 from support.control_plane.waiting import until
+from support.helm import Helm, helm_program
+from support.releases import last_release
 from support.steady_load import Outcome
 
 RATE = 0.5
 """Short requests a second: half of what two cores hold beside two streams and a long prefill."""
+
+STREAM_S = 30.0
+DRAIN_S = 240
+"""Proxies and pods let a stream end that takes much longer while new pods load their model on the same two cores."""
 
 LEAST_REQUESTS = 200
 API_DOWN_S = 120.0
@@ -31,16 +40,22 @@ COMMAND = "flowprefill bench figures --set cluster --only requests"
 
 @contextmanager
 def quickstart() -> Iterator[tuple[NodeService, NodeRelease]]:
-    """The sample on a node of its own, installed by the chart with the images of this checkout."""
+    """The sample on a node of its own, with chart and operator of the last release and the serving images of this
+    checkout."""
     programs = have(node_assets)
     built = [have(lambda name=name: image(name)) for name in ("operator", "serving", "proxy")]
     with tempfile.TemporaryDirectory(prefix="fp-") as folder:
         node = Node(programs, Path(folder) / "n")
         node.start()
         try:
-            for item in built:
+            last = last_release(Path(folder) / "release")
+            chart = last.chart(Helm(helm_program(), Path(folder)))
+            for item in (*built, released_operator(last, Path(folder))):
                 node.load_image(item.archive)
-            with release(node, Path(folder)) as installed, restricted_namespace(node) as namespace:
+            with (
+                release(node, Path(folder), *_tags(), chart=chart) as installed,
+                restricted_namespace(node) as namespace,
+            ):
                 service = NodeService(node, namespace, "quickstart")
                 service.kubectl("apply", "-f", str(sample_path("quickstart.yaml")))
                 service.wait_ready()
@@ -49,18 +64,24 @@ def quickstart() -> Iterator[tuple[NodeService, NodeRelease]]:
             node.stop()
 
 
+def _tags() -> tuple[str, str]:
+    """Which images an installation of the last release names."""
+    ours = [f"serving.images.{name}.tag={version('flowprefill')}" for name in ("torch", "simulated", "proxy")]
+    return "--set", ",".join([f"image.tag={TAG}", *ours])
+
+
 def requests(bench: Bench) -> Iterator[Row]:
     """Every transition under a load of its own; then a row of the failures of all, and one of the pods started again."""
     outcomes: list[Outcome] = []
     told: list[str] = []
     with quickstart() as (service, installed), tempfile.TemporaryDirectory() as folder:
         small = {"resources": {"requests": {"cpu": "100m"}}}  # leaves room for a second pod of each role
-        service.change({"prefill": small, "decode": small})
+        service.change({"prefill": small, "decode": small, "termination": {"drainSeconds": DRAIN_S}})
         service.wait_ready()
 
         def under_load(name: str, change: Callable[[], None]) -> None:
             bench.progress.step(f"{name}, under load")
-            with service.load(Path(folder) / "outcomes", rate=RATE) as found:
+            with service.load(Path(folder) / "outcomes", rate=RATE, stream_s=STREAM_S) as found:
                 change()
             failed = [outcome for outcome in found if outcome.failure is not None]
             told.append(f"{name} {len(failed)}/{len(found)}")
@@ -84,8 +105,8 @@ def requests(bench: Bench) -> Iterator[Row]:
         op="<=",
         bar=0,
         command=COMMAND,
-        detail=f"{len(outcomes)} requests at {RATE} a second beside two streams and a long prefill; failed/all: "
-        + ", ".join(told),
+        detail=f"{len(outcomes)} requests at {RATE} a second beside a long prefill and two streams of "
+        f"{_median_s(outcomes, 'stream'):.0f} s (median); failed/all: " + ", ".join(told),
     )
     yield Row(
         name="pod UIDs and restart counts changed by operator restart or chart upgrade",
@@ -95,6 +116,10 @@ def requests(bench: Bench) -> Iterator[Row]:
         command=COMMAND,
         detail=f"{len(before)} pods",
     )
+
+
+def _median_s(outcomes: list[Outcome], kind: str) -> float:
+    return statistics.median(item.ended_s - item.began_s for item in outcomes if item.kind == kind)
 
 
 def _roll(service: NodeService) -> None:
@@ -133,8 +158,8 @@ def _restart(service: NodeService, installed: NodeRelease) -> None:
 
 
 def _upgrade(installed: NodeRelease) -> None:
-    """Another revision of the release, with other default images for new pods and another operator pod."""
-    installed.upgrade("--reuse-values", "--set", "serving.images.torch.tag=later,logLevel=debug")
+    """To this checkout's chart and operator, with another default image for new pods."""
+    installed.upgrade("--reset-values", "--set", "serving.images.torch.tag=later,logLevel=debug")
 
 
 def _api_down(service: NodeService) -> None:

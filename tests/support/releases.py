@@ -40,7 +40,11 @@ class Release:
     @property
     def python_path(self) -> str:
         """PYTHONPATH with which `python -m flowprefill.cli operator` is this release's operator."""
-        return os.pathsep.join(str((self.folder / source).parent) for source in SOURCES[1:])
+        return self.python_path_at(self.folder)
+
+    def python_path_at(self, folder: Path) -> str:
+        """`python_path` where the sources lie in another folder, such as one of an image."""
+        return os.pathsep.join(str((folder / source).parent) for source in SOURCES[1:])
 
 
 def last_release(folder: Path, root: Path = ROOT) -> Release:

@@ -32,6 +32,7 @@ STOP_S = 150.0
 SHORT_PROMPT = "Tell me in a few words what a {} is."
 WORDS = ("river", "bridge", "lantern", "compass", "harbour", "meadow", "glacier", "violin")
 SHORT_TOKENS = 4
+FEWEST_TOKENS, MOST_TOKENS = 16, 1500
 LONG_PROMPT_WORDS = 1400
 
 
@@ -49,12 +50,16 @@ class Outcome:
 class SteadyLoad:
     """The load and what became of it."""
 
-    def __init__(self, url: str, model: str, *, rate: float, stream_tokens: int) -> None:
-        """`rate` is short requests a second, `stream_tokens` the length of each long stream."""
+    def __init__(
+        self, url: str, model: str, *, rate: float, stream_tokens: int, stream_s: float | None = None
+    ) -> None:
+        """`rate` is short requests a second. Each long stream has `stream_tokens`; with `stream_s` as many as took about
+        so many seconds at the pace of the one before."""
         self._url = url.rstrip("/")
         self._model = model
         self._rate = rate
         self._stream_tokens = stream_tokens
+        self._stream_s = stream_s
         self._random = random.Random(SEED)
         self._start_s = time.monotonic()
         self.outcomes: list[Outcome] = []
@@ -88,9 +93,13 @@ class SteadyLoad:
         while not stop.is_set():
             tokens = self._stream_tokens if kind == "stream" else 1
             prompt = "Write a long story." if kind == "stream" else self._long_prompt()
+            began_s = time.monotonic()
             failed = await self._one(kept, kind, "kept alive", prompt, tokens, stream=kind == "stream")
             if failed:
                 await asyncio.sleep(0.5)  # a service that is away must not be asked in a tight loop
+            elif kind == "stream" and self._stream_s is not None:
+                pace = tokens / (time.monotonic() - began_s)
+                self._stream_tokens = max(FEWEST_TOKENS, min(MOST_TOKENS, round(pace * self._stream_s)))
 
     async def _short(self, number: int, kept: httpx.AsyncClient) -> None:
         prompt = SHORT_PROMPT.format(WORDS[number % len(WORDS)]) + f" ({number})"
@@ -173,7 +182,13 @@ async def _main(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    load = SteadyLoad(options.url, options.model, rate=options.rate, stream_tokens=options.stream_tokens)
+    load = SteadyLoad(
+        options.url,
+        options.model,
+        rate=options.rate,
+        stream_tokens=options.stream_tokens,
+        stream_s=options.stream_seconds,
+    )
     await load.run(stop)
     with options.out.open("w", encoding="utf-8") as out:
         out.writelines(_lines(load.outcomes))
@@ -185,5 +200,8 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("out", type=Path, help="file for the outcomes, a JSON object a line")
     parser.add_argument("--rate", type=float, default=2.0, help="short requests a second")
-    parser.add_argument("--stream-tokens", type=int, default=200, help="tokens of each long stream")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=200, help="tokens of each long stream, or of the first"
+    )
+    parser.add_argument("--stream-seconds", type=float, help="about how long each further stream takes")
     asyncio.run(_main(parser.parse_args()))

@@ -62,8 +62,7 @@ def image(name: ImageName) -> Image:
     reason = f"{', '.join(missing)} not on PATH; on Debian: apt-get install {' '.join(BUILD_TOOLS)}"
     require("images", not missing, reason)
     require("images", os.geteuid() == 0, "building images needs root")
-    cache = Path(os.environ.get("FLOWPREFILL_TEST_CACHE", Path.home() / ".cache" / "flowprefill-tests"))
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder()
     key = _key()
     archive = cache / f"{name}-{key}.tar"
     size = cache / f"{name}-{key}.size"
@@ -72,6 +71,13 @@ def image(name: ImageName) -> Image:
             if not size.is_file():  # another run may have built it meanwhile
                 _replace(name, cache, archive, size)
     return Image(reference=reference(name), archive=archive, size_over_base_bytes=int(size.read_text()))
+
+
+def cache_folder() -> Path:
+    """Where images and the store that they are built in are kept."""
+    cache = Path(os.environ.get("FLOWPREFILL_TEST_CACHE", Path.home() / ".cache" / "flowprefill-tests"))
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
 
 
 def reference(name: ImageName) -> str:

@@ -84,6 +84,20 @@ class Buildah:
         finally:
             self._run("rm", container)
 
+    def commit_with(
+        self, archive: Path, folder: Path, inside: str, environment: Mapping[str, str], name: str
+    ) -> None:
+        """Make an image from that of an archive, with a folder's content at `inside` and further environment."""
+        policy = ("--signature-policy", str(self._policy))
+        container = self._run("from", *policy, f"docker-archive:{archive}").stdout.split()[-1]
+        try:
+            self._run("add", "--quiet", container, str(folder), inside)
+            settings = [f"--env={key}={value}" for key, value in environment.items()]
+            self._run("config", *settings, container)
+            self._run("commit", *policy, container, name)
+        finally:
+            self._run("rm", container)
+
     def export(self, name: str, archive: Path, reference: str) -> None:
         """Write an image as `docker save` does, under the name `reference`."""
         archive.unlink(missing_ok=True)

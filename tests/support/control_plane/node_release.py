@@ -32,7 +32,7 @@ class NodeRelease:
         self.kubectl("rollout", "status", f"deployment/{OPERATOR}", "--timeout=100s")
 
     def upgrade(self, *args: str) -> None:
-        """`helm upgrade` to the chart of this checkout."""
+        """`helm upgrade` to the chart of this checkout; returns when its operator is at work."""
         self.helm(
             *("upgrade", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait", "--timeout", "100s", *args)
         )
@@ -42,11 +42,13 @@ class NodeRelease:
 
 
 @contextmanager
-def release(node: Node, folder: Path) -> Iterator[NodeRelease]:
-    """An installed release in a namespace under the restricted pod security standard; it goes with the node."""
+def release(node: Node, folder: Path, *args: str, chart: Path = CHART) -> Iterator[NodeRelease]:
+    """An installed release in a namespace under the restricted pod security standard; it goes with the node. `args` are
+    further ones of `helm install`."""
     found = NodeRelease(node, folder)
     node.plane.kubectl("create", "namespace", NAMESPACE)
     node.plane.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
-    found.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait", "--timeout", "100s")
+    install = ("install", RELEASE, str(chart), "--namespace", NAMESPACE, "--wait", "--timeout", "100s")
+    found.helm(*install, *args)
     node.plane.until_done("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD_NAME}")
     yield found

@@ -131,14 +131,16 @@ class NodeService:
         return 0.0
 
     @contextmanager
-    def load(self, out: Path, *, rate: float) -> Iterator[list[Outcome]]:
-        """A steady load while the block runs; the list has every outcome once it has ended."""
+    def load(self, out: Path, *, rate: float, stream_s: float | None = None) -> Iterator[list[Outcome]]:
+        """A steady load while the block runs; the list has every outcome once it has ended. Streams are of 40 tokens, or
+        of about `stream_s` seconds."""
         outcomes: list[Outcome] = []
         model = str(self.get()["status"]["resolvedModel"]["servedName"])
         # Short enough to end within a proxy's drain also while new pods load their model beside them.
         argv = self._program(
             "support.steady_load", self.url, model, str(out), "--rate", str(rate), "--stream-tokens", "40"
         )
+        argv += [] if stream_s is None else ["--stream-seconds", str(stream_s)]
         process = subprocess.Popen(argv, env=_environment(), stderr=subprocess.PIPE, text=True)
         try:
             yield outcomes
