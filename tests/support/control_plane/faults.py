@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
-from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 from flowprefill_operator.node.ports import free_ports
 from support.control_plane.fault_calls import Call, Calls, Refusal, call_of
 from support.control_plane.plane import ControlPlane
 
-Result = TypeVar("Result")
-
-START_S = 20.0
 PASSED_ON = ("accept", "authorization", "content-type", "user-agent", "accept-encoding")
 
 
@@ -44,23 +41,19 @@ class FaultyApiServer:
         self._plane = plane
         self._refusals: tuple[Refusal, ...] = ()
         self._watches: set[_Watch] = set()
-        self._thread = threading.Thread(target=self._run, name="faulty API server", daemon=True)
-        self._up = threading.Event()
-        self._failure: BaseException | None = None
+        self._running = ExitStack()
 
     def __enter__(self) -> FaultyApiServer:
-        self._thread.start()
-        assert self._up.wait(START_S), f"the proxy does not listen after {START_S:.0f} s"
-        if self._failure is not None:
-            raise self._failure
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal(name="faulty API server"))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._live()))
+            self._running = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(START_S)
+        self._running.close()
 
     def refuse(
         self, status: int, *, verb: str | None = None, resource: str | None = None, name: str | None = None
@@ -71,7 +64,7 @@ class FaultyApiServer:
         """
         refusal = Refusal(status=status, verb=verb, resource=resource, name=name)
         self._refusals = (*self._refusals, refusal)
-        self._on_loop(lambda: self._cut(refusal.matches))
+        self._portal.call(self._cut, refusal.matches)
         return refusal
 
     def heal(self, refusal: Refusal | None = None) -> None:
@@ -87,40 +80,26 @@ class FaultyApiServer:
                 watch.silent = True
             return len(found)
 
-        return self._on_loop(silence)
+        return self._portal.call(silence)
 
     def num_watches(self, resource: str | None = None) -> int:
         """Open watches that are not silent."""
-        return self._on_loop(
+        return self._portal.call(
             lambda: sum(resource in (None, w.call.resource) and not w.silent for w in self._watches)
         )
 
     def go_down(self) -> None:
         """Cut every connection and refuse new ones."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(START_S)
+        self._portal.call(self._close)
 
     def come_back(self) -> None:
         """Listen again, at the same address."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(START_S)
-
-    def _on_loop(self, work: Callable[[], Result]) -> Result:
-        async def run() -> Result:
-            return work()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(START_S)
+        self._portal.call(self._listen)
 
     # What follows runs on the proxy's thread.
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._live())
-        except BaseException as error:
-            self._failure = error
-            self._up.set()
-
-    async def _live(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
         self._transports: dict[_Watch, asyncio.Transport] = {}
         trust = ssl.create_default_context(cafile=str(self._plane.pki.ca))
         async with aiohttp.ClientSession(
@@ -131,12 +110,11 @@ class FaultyApiServer:
         ) as self._upstream:
             self._server = web.Server(self._handle, access_log=None)
             await self._listen()
-            self._up.set()
-            await self._end.wait()
+            yield
             await self._close()
 
     async def _listen(self) -> None:
-        self._listening = await self._loop.create_server(
+        self._listening = await asyncio.get_running_loop().create_server(
             self._server, "127.0.0.1", self._port, reuse_address=True
         )
 

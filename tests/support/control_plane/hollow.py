@@ -8,14 +8,14 @@ one request a change.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
+from anyio.from_thread import start_blocking_portal
 
 from support.control_plane.hollow_admin import HollowAdmin, HollowPod
 from support.control_plane.hollow_api import STRATEGIC, Api, Refused
@@ -38,7 +38,6 @@ Json = dict[str, Any]
 Result = TypeVar("Result")
 
 WRITERS = 8
-START_S = 60.0
 AGAIN_S = 0.5
 
 
@@ -66,28 +65,20 @@ class HollowNode:
         self._gpus = gpus
         self._rules = Rules()
         self._pods: dict[str, _Pod] = {}
-        self._thread = threading.Thread(target=self._run, name=f"node {name}", daemon=True)
-        self._up = threading.Event()
-        self._failure: BaseException | None = None
         self._running = ExitStack()
 
     def __enter__(self) -> HollowNode:
-        self._block = self._running.enter_context(pod_addresses())
-        self._thread.start()
-        assert self._up.wait(START_S), f"node {self.name} is not Ready after {START_S:.0f} s"
-        if self._failure is not None:
-            raise self._failure
+        with ExitStack() as stack:
+            self._block = stack.enter_context(pod_addresses())
+            self._portal = stack.enter_context(start_blocking_portal(name=f"node {self.name}"))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._live()))
+            self._running = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(START_S)
         self._running.close()
-        if error is None and self._failure is not None:
-            raise self._failure
 
     def behave(
         self,
@@ -126,54 +117,43 @@ class HollowNode:
         """Pods on the node now."""
         return len(self._pods)
 
-    def call(self, work: Callable[[Api], Coroutine[Any, Any, Result]], timeout_s: float = 60.0) -> Result:
+    def call(self, work: Callable[[Api], Coroutine[Any, Any, Result]]) -> Result:
         """Run requests on the node's loop and wait for the result."""
-        return asyncio.run_coroutine_threadsafe(work(self._api), self._loop).result(timeout_s)
+        return self._portal.call(work, self._api)
 
     def _look_again(self) -> None:
         def all_pods() -> None:
             for uid in self._pods:
                 self._enqueue(uid)
 
-        self._loop.call_soon_threadsafe(all_pods)
+        self._portal.call(all_pods)
 
     # What follows runs on the node's thread.
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._live())
-        except BaseException as error:
-            self._failure = error
-            self._up.set()
-
-    async def _live(self) -> None:
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        """The node at work inside; work that fails ends the block with its error."""
         self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
-        async with Api(self._plane, user_agent="hollow-node") as self._api:
+        async with AsyncExitStack() as stack:
+            self._api = await stack.enter_async_context(Api(self._plane, user_agent="hollow-node"))
+            stack.push_async_callback(self.admin.close)
             await self.admin.open()
-            try:
-                machine = Machine(self._api, self.name, gpus=self._gpus)
-                await machine.register()
-                work: list[Coroutine[Any, Any, object]] = [
-                    machine.heartbeats(),
-                    self._follow_pods(),
-                    self._follow_claims(),
-                    self._follow_documents(),
-                    self._end.wait(),
-                    *(self._write() for _ in range(WRITERS)),
-                ]
-                tasks = [asyncio.create_task(item) for item in work]
-                self._up.set()
-                done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in pending:
+            machine = Machine(self._api, self.name, gpus=self._gpus)
+            await machine.register()
+            work: list[Coroutine[Any, Any, object]] = [
+                machine.heartbeats(),
+                self._follow_pods(),
+                self._follow_claims(),
+                self._follow_documents(),
+                *(self._write() for _ in range(WRITERS)),
+            ]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(item) for item in work]
+                yield
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
-                for task in done:
-                    task.result()
-            finally:
-                await self.admin.close()
 
     async def _follow_pods(self) -> None:
         selector = f"spec.nodeName={self.name}"
