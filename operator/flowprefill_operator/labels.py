@@ -9,6 +9,7 @@ from flowprefill_crd.labels import ADMIN_PORT, API_PORT, REVISION, ROLE, SERVICE
 __all__ = [
     "ADMIN_PORT",
     "API_PORT",
+    "COMMIT_KEY",
     "CONFIG_KEY",
     "ENDPOINTS_KEY",
     "KV_PORT",
@@ -36,6 +37,7 @@ ROLLOUT = "flowprefill.io/rollout"
 
 KV_PORT = "kv"
 
+COMMIT_KEY = "commit"
 CONFIG_KEY = "config.json"
 LIVE_KEY = "live.json"
 ENDPOINTS_KEY = "endpoints.json"

@@ -19,6 +19,7 @@ from flowprefill_operator import labels
 from flowprefill_operator.fitting import hand_over, kept, role_of, same_generation, with_replicas
 from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed
+from flowprefill_operator.pinning import commit_maps, is_commit
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
@@ -113,6 +114,7 @@ def goal(
     ]
     if profile is not None:
         wanted.append(profile)
+    wanted += commit_maps(service, settings, now, (target.name, replacing))
     wanted = [same_generation(with_replicas(item, service, now, previous), now) for item in wanted]
     wanted.append(record(context, target, planned))
     if replacing is not None:
@@ -214,7 +216,8 @@ def _steps(wanted: Iterable[Object]) -> tuple[tuple[Object, ...], ...]:
 def _prune(
     now: Scene, wanted: set[Key], records: Mapping[str, Revision], in_use: set[str | None]
 ) -> Iterable[Observed]:
-    """Own objects that are not wanted, but for the latest records. A claim without owner is the user's to delete."""
+    """Own objects that are not wanted, but for the latest records, and what their models' revisions stood for. A claim
+    without owner is the user's to delete."""
     spare = sorted(
         (r for r in records.values() if r.name not in in_use), key=lambda r: r.number, reverse=True
     )[:KEPT]
@@ -222,7 +225,7 @@ def _prune(
     for key, item in now.objects.items():
         if key in wanted or key[0] not in OWNED or item.terminating:
             continue
-        if key[0] == RECORDS and item.labels.get(labels.REVISION) in kept:
+        if (key[0] == RECORDS or is_commit(item)) and item.labels.get(labels.REVISION) in kept:
             continue
         if key[0] == CLAIMS and len(in_use - {None}) > 1:
             continue  # pods of the revision before may start from it

@@ -18,7 +18,7 @@ from typing import Any
 from flowprefill_crd import FlowPrefillService, parse_service
 from flowprefill_operator import labels
 from flowprefill_operator.cluster.client import MANAGER
-from flowprefill_operator.kinds import DEPLOYMENTS, JOBS, PODS, RECORDS, kind_of
+from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, JOBS, PODS, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed, observe
 from flowprefill_operator.resources.base import Object
 from flowprefill_operator.revisions import key_of
@@ -39,7 +39,8 @@ Watcher = Callable[["SimulatedCluster"], None]
 class SimulatedCluster:
     """One service and everything that belongs to it.
 
-    Worker pods of revisions in `sick` never get ready, those of revisions in `mute` do and serve no token. `watchers` are called after every event, and raise when something
+    Worker pods of revisions in `sick` never get ready, those of revisions in `mute` do and serve no token. `branch` is
+    the commit that a model's branch stands for; pods fetch nothing while it is None. `watchers` are called after every event, and raise when something
     must not be.
     """
 
@@ -54,6 +55,7 @@ class SimulatedCluster:
         self.pods: dict[str, Raw] = {}
         self.watchers: list[Watcher] = []
         self.profile = '{"points": []}'
+        self.branch: str | None = None
         self.service: FlowPrefillService
         self._generation = 0
         self._seen: dict[Key, Raw] = {}
@@ -283,7 +285,7 @@ class SimulatedCluster:
     def restart(self, role: str, revision: str) -> None:
         """Pods that are no longer ready, for a while."""
         for pod in self.members(role, revision):
-            pod["status"] = {"phase": "Running"}
+            pod["status"] = {"phase": "Running", **_initialized(pod)}
 
     def hear(self) -> None:
         """The operator hears of everything."""
@@ -403,12 +405,31 @@ class SimulatedCluster:
                     "phase": "Succeeded",
                     "containerStatuses": [{"name": "profiler", "state": {"terminated": ended}}],
                 }
+        elif (fetched := self._fetched(pod)) is not None:
+            pod["status"] = {"phase": "Pending", "initContainerStatuses": [fetched]}
         elif not _is_ready(pod) and (role == PROXY or _label(pod, labels.REVISION) not in self.sick):
             pod["status"] = {
                 "phase": "Running",
                 "podIP": "10.0.0.1",
                 "conditions": [{"type": "Ready", "status": "True"}],
+                **_initialized(pod),
             }
+
+    def _fetched(self, pod: Raw) -> Raw | None:
+        """The end of a pod's init container that fetches the model at the commit that it is told, else the branch's; None
+        when there is nothing to fetch any more."""
+        inits = json.loads(pod["template"])["spec"].get("initContainers", ())
+        if self.branch is None or not inits or _initialized(pod):
+            return None
+        (ref,) = [
+            variable["valueFrom"]["configMapKeyRef"]
+            for variable in inits[0]["env"]
+            if variable["name"] == "FLOWPREFILL_MODEL_COMMIT"
+        ]
+        known = self.objects.get((CONFIG_MAPS, ref["name"]), {}).get("data", {})
+        message = json.dumps({"commit": known.get(ref["key"], self.branch)})
+        ended = {"exitCode": 0, "reason": "Completed", "message": message}
+        return {"name": inits[0]["name"], "state": {"terminated": ended}}
 
     def _tell(self) -> None:
         """The watch tells the operator of one object, late."""
@@ -440,6 +461,12 @@ def _label(item: Mapping[str, Any], name: str) -> str:
 
 def _is_ready(pod: Raw) -> bool:
     return any(c["type"] == "Ready" for c in pod["status"].get("conditions", ()))
+
+
+def _initialized(pod: Raw) -> Raw:
+    """The part of a pod's status that its init containers have left."""
+    name = "initContainerStatuses"
+    return {name: pod["status"][name]} if name in pod["status"] else {}
 
 
 def _stops(pod: Raw) -> bool:

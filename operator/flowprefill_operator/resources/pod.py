@@ -18,9 +18,12 @@ from flowprefill_operator.resources.base import (
 )
 from flowprefill_operator.resources.image import image as image
 from flowprefill_operator.resources.merge import merge
+from flowprefill_operator.resources.model_commit import MODEL_CONTAINER, commit_environment
 
 GRACE_MARGIN_S = 10
 """Added to the steps of stopping, so that the kill never meets a pod that is just about done."""
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes's default place of a container's last words, at most 4096 bytes."""
 STARTUP_PERIOD_S = 1
 READINESS_PERIOD_S = 2
 LIVENESS_PERIOD_S = 10
@@ -182,15 +185,17 @@ def _environment(context: Context, role: Role) -> list[object]:
 
 def _model_pull(context: Context) -> Object:
     model = context.service.spec.model
-    env = volumes.cache_environment()
+    env = [*volumes.cache_environment(), *commit_environment(context)]
     if model.secret_ref is not None:
         ref = {"name": model.secret_ref.name, "key": model.secret_ref.key}
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": ref}})
     args = ["pull", model.uri]
     if model.resolved_revision is not None:
         args += ["--revision", model.resolved_revision]
+    if context.settings.local is None:
+        args += ["--termination-log", TERMINATION_LOG]
     return {
-        "name": "model",
+        "name": MODEL_CONTAINER,
         "image": image(context, context.worker_roles[0]),
         "imagePullPolicy": context.settings.image_pull_policy,
         "command": ["flowprefill", "model"],

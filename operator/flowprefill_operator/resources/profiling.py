@@ -10,7 +10,7 @@ from flowprefill_crd.podconfig import PROFILE_FILE
 from flowprefill_operator import labels
 from flowprefill_operator.resources import volumes
 from flowprefill_operator.resources.base import Context, Object
-from flowprefill_operator.resources.pod import container_name, pod_spec, pod_template
+from flowprefill_operator.resources.pod import TERMINATION_LOG, container_name, pod_spec, pod_template
 from flowprefill_operator.resources.profile import profile_name, profiler_config_name
 
 PROFILE_KEY = PurePosixPath(PROFILE_FILE).name
@@ -19,8 +19,6 @@ BACKOFF_LIMIT = 2
 """Tries after the first; what fails three times fails for a reason."""
 DEADLINE_FACTOR = 2
 """A try may take twice the startup time of a prefill pod: fetching image and model count here and not there."""
-TERMINATION_LOG = "/dev/termination-log"
-"""Kubernetes's default place of a container's last words, at most 4096 bytes."""
 
 _SERVES_ONLY = frozenset({"live", "api-keys", "profile"})
 """Volumes of prefill pods that the profiler has no use for."""

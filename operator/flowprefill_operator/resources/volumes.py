@@ -16,6 +16,8 @@ ENDPOINTS_DIR = "/etc/flowprefill/endpoints"
 CACHE_DIR = "/var/cache/flowprefill"
 CLAIM_DIR = "/var/lib/flowprefill/claims"
 """Claims that a `pvc://CLAIM/PATH` model names are mounted read-only at `CLAIM_DIR/CLAIM`."""
+MODEL_PIN = "/tmp/model-commit.json"
+"""Where the containers of one pod keep the commit of its model, in a volume of the pod alone."""
 CHECKS_KEYS = frozenset({"proxy", "colocated"})
 """The roles that check clients' API keys."""
 SHARED_MEMORY_PER_RANK_MIB = 512
@@ -30,8 +32,11 @@ def needs_download(context: Context) -> bool:
 
 
 def cache_environment() -> list[object]:
-    """Where the libraries that fetch and load models keep their files."""
-    return [{"name": "XDG_CACHE_HOME", "value": CACHE_DIR}]
+    """Where the libraries that fetch and load models keep their files, and the pod the commit of its model."""
+    return [
+        {"name": "XDG_CACHE_HOME", "value": CACHE_DIR},
+        {"name": "FLOWPREFILL_MODEL_PIN", "value": MODEL_PIN},
+    ]
 
 
 def cache_mounts() -> list[object]:

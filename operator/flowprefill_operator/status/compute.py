@@ -8,13 +8,13 @@ from flowprefill_crd import Status
 from flowprefill_crd.v1alpha1 import (
     AttainmentStatus,
     Condition,
-    ResolvedModel,
     RevisionStatus,
     RolesStatus,
     RoleStatus,
 )
 from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.conditions import verdicts
+from flowprefill_operator.status.model import resolved_model
 from flowprefill_operator.status.pods import LOADING, members, pod_verdict
 from flowprefill_operator.status.view import View
 
@@ -41,7 +41,7 @@ def status_of(view: View) -> Status:
                 last_transition_time=old.last_transition_time if old is not None and same else view.now,
             )
         )
-    goal, model = view.goal, view.service.spec.model
+    goal = view.goal
     attainment = _attainment(view)
     return Status(
         observed_generation=generation,
@@ -52,7 +52,7 @@ def status_of(view: View) -> Status:
         loading_since=_loading_since(view),
         slo_attainment=attainment,
         ttft_summary=_summary(attainment),
-        resolved_model=ResolvedModel(uri=model.uri, served_name=model.resolved_served_name),
+        resolved_model=resolved_model(view, _told_of(view)),
         upgrade_available=None if goal is None else goal.target.upgrade,
     )
 
@@ -76,9 +76,13 @@ def _revision(view: View) -> RevisionStatus | None:
     return RevisionStatus(current=current, updating=None if current == target else target)
 
 
+def _told_of(view: View) -> str | None:
+    """The revision that pods and model are told of: the one that serves, or that is on its way while none does."""
+    return view.serving if view.goal is None else view.goal.previous or view.goal.target.name
+
+
 def _roles(view: View) -> RolesStatus | None:
-    """Pods of the revision that serves; of the one on its way while none does."""
-    revision = view.serving if view.goal is None else view.goal.previous or view.goal.target.name
+    revision = _told_of(view)
     if revision is None:
         return None
     first = "colocated" if (("colocated", revision) in view.scene.deployments) else "prefill"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from flowprefill_operator.kinds import DEPLOYMENTS
 from flowprefill_operator.observe.observed import Container, Observed, Pod, Workload
+from flowprefill_operator.pinning import commits, told
 from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.failures import of_failure, refusal_reason
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled
@@ -21,6 +22,7 @@ _WORST_FIRST = (
     "SecretMissing",
     "ContainerConfigError",
     "CrashLoop",
+    "ModelRevisionsDiffer",
     "VolumeNotMounted",
     "Unschedulable",
     "PodFailed",
@@ -45,12 +47,13 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
     if workload.replicas == 0:
         return holds("ScaledToZero", "no pods are asked for")
     counted = f"{min(workload.ready, workload.replicas)} of {workload.replicas} pods are ready"
-    if view.scene.complete(role, revision):
+    astray = list(strayed(view, role, revision))
+    if view.scene.complete(role, revision) and not astray:
         return holds("PodsReady", counted)
     refused = workload.conditions.get("ReplicaFailure")
     if refused is not None and refused[0] == "True":
         return stalled(refusal_reason(refused[2]), f"{counted}; {refused[2]}")
-    found = worst(problems(members(view, role, revision), view.reports.mounts))
+    found = worst([*astray, *problems(members(view, role, revision), view.reports.mounts)])
     if found is None:
         return pending("PodsStarting", f"{counted}{_unsettled(deployment, workload)}")
     text = f"{counted}; {found.message}"
@@ -87,6 +90,19 @@ def problems(pods: Iterable[tuple[Observed, Pod]], mounts: Mapping[str, str]) ->
     for item, pod in pods:
         if not pod.ready:
             yield pod_verdict(item.name, pod, mounts.get(item.name))
+
+
+def strayed(view: View, role: str, revision: str) -> Iterator[Verdict]:
+    """One verdict for each pod whose model is of another commit than its revision's: it asked before that was settled."""
+    settled = commits(view.scene).get(revision)
+    for item, pod in members(view, role, revision):
+        commit = None if pod.phase == "Failed" else told(pod)
+        if commit is not None and commit != settled:
+            yield stalled(
+                "ModelRevisionsDiffer",
+                f"pod {item.name} has commit {commit} of the model, and revision {revision} is pinned to {settled}; delete "
+                f"the pod, the one in its place gets that commit",
+            )
 
 
 def worst(found: Iterable[Verdict]) -> Verdict | None:

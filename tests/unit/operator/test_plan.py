@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from flowprefill_crd import LiveConfig, PodConfig, load_services, parse_service, restart_hash
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context
+from flowprefill_operator.resources.model_commit import model_commit
 from flowprefill_operator.resources.service import url
 from flowprefill_operator.settings import LocalPlaces, PlanSettings
-from support.services import changes, document, merged
+from support.services import MINIMAL_SPEC, changes, document, merged
 
 SAMPLES = sorted((Path(__file__).parents[3] / "crds" / "samples").glob("*.yaml"))
 HF = {"model": {"uri": "hf://org/name", "secretRef": {"name": "hub", "key": "token"}}}
@@ -26,6 +28,12 @@ def planned(changed: dict[str, Any] | None = None, **metadata: Any) -> list[dict
     body = document(**metadata)
     body["spec"] = merged(body["spec"], changed or {})
     return [dict(item) for item in plan(parse_service(body), PlanSettings())]
+
+
+def commit_map(changed: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    """The ConfigMap with the commit of such a service's model."""
+    service = parse_service(document(merged(MINIMAL_SPEC, changed), **metadata))
+    return dict(model_commit(Context(service, PlanSettings()), "0" * 40))
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -240,6 +248,8 @@ def test_a_downloaded_model_is_fetched_by_an_init_container_that_alone_sees_the_
             "hf://org/name",
             "--revision",
             "main",
+            "--termination-log",
+            "/dev/termination-log",
         )
         assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}} in init[
             "env"
@@ -248,6 +258,40 @@ def test_a_downloaded_model_is_fetched_by_an_init_container_that_alone_sees_the_
         assert "HF_TOKEN" not in main
         assert main["HF_HUB_OFFLINE"] == "1"
     assert "initContainers" not in pod(objects, "proxy")
+
+
+def test_pods_are_told_the_commit_of_their_revision_once_it_is_known_and_share_it_within_the_pod_alone() -> (
+    None
+):
+    objects = planned(HF)
+    kept = commit_map(HF)
+    assert kept["immutable"] is True
+    for role in ("prefill", "decode"):
+        spec = pod(objects, role)
+        (init,), (main, *_) = spec["initContainers"], spec["containers"]
+        told = {entry["name"]: entry for entry in init["env"]}
+        ref = told["FLOWPREFILL_MODEL_COMMIT"]["valueFrom"]["configMapKeyRef"]
+        assert ref == {"name": kept["metadata"]["name"], "key": next(iter(kept["data"])), "optional": True}
+        serving = {entry["name"]: entry.get("value") for entry in main["env"]}
+        assert "FLOWPREFILL_MODEL_COMMIT" not in serving, "the file decides, and is there"
+        place = serving["FLOWPREFILL_MODEL_PIN"]
+        assert place == told["FLOWPREFILL_MODEL_PIN"]["value"]
+        for container in (init, main):
+            volume = next(
+                m["name"] for m in container["volumeMounts"] if place.startswith(m["mountPath"] + "/")
+            )
+            assert "emptyDir" in next(v for v in spec["volumes"] if v["name"] == volume)
+
+
+def test_the_commit_of_each_revision_has_a_name_of_its_own_that_fits_whatever_the_services_name() -> None:
+    long = "a." * 100 + "z"
+    names = [
+        commit_map(merged(HF, changed), name=name)["metadata"]["name"]
+        for name in ("example", long)
+        for changed in ({}, {"engine": {"threads": 2}})
+    ]
+    assert len(set(names)) == 4
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", name) for name in names)
 
 
 @pytest.mark.parametrize("uri", ["embedded://tiny", "file:///models/m", "pvc://claim/m"])

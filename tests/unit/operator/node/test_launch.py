@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flowprefill_crd import parse_service
+from flowprefill_operator.node.desired import desired
 from flowprefill_operator.node.launch import CannotRun, Place, PodIdentity, expand, launch
 from flowprefill_operator.node.template import Container
+from flowprefill_operator.plan import plan
+from flowprefill_operator.settings import LocalPlaces, PlanSettings
+from support.services import MINIMAL_SPEC, document
 
 IDENTITY = PodIdentity(name="chat-prefill-0", namespace="team", labels={"flowprefill.io/role": "prefill"})
 PLACE = Place(
@@ -102,3 +107,19 @@ def test_a_key_of_a_secret_comes_from_its_folder(tmp_path: Path) -> None:
 def test_a_container_that_only_an_image_can_start_is_refused_with_the_reason() -> None:
     with pytest.raises(CannotRun, match="'side' has no command"):
         launch(Container(name="side"), IDENTITY, PLACE, {})
+
+
+def test_a_model_is_fetched_here_at_what_its_branch_is_and_kept_in_the_pods_own_folder(
+    tmp_path: Path,
+) -> None:
+    service = parse_service(document({**MINIMAL_SPEC, "model": {"uri": "hf://org/name"}}))
+    places = LocalPlaces(endpoints=tmp_path, claims=tmp_path, cache=tmp_path / "cache")
+    (prefill, *_) = desired(plan(service, PlanSettings(local=places))).groups
+    place = Place(mounts={"/tmp": tmp_path / "pod", "/var/cache/flowprefill": places.cache}, ports={})
+    (init,), (main,) = prefill.template.spec.init_containers, prefill.template.spec.containers
+    found = launch(init, IDENTITY, place, {})
+    assert found.argv == ("flowprefill", "model", "pull", "hf://org/name", "--revision", "main")
+    assert "FLOWPREFILL_MODEL_COMMIT" not in found.env
+    kept = found.env["FLOWPREFILL_MODEL_PIN"]
+    assert Path(kept).parent == tmp_path / "pod"
+    assert launch(main, IDENTITY, place, {}).env["FLOWPREFILL_MODEL_PIN"] == kept
