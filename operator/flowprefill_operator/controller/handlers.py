@@ -42,9 +42,18 @@ def quieten() -> None:
     objects = logging.getLogger("kopf.objects")
     objects.setLevel(logging.WARNING)
     objects.addFilter(_plain)
-    logging.getLogger("kopf.activities").setLevel(logging.WARNING)
-    # It warns that signals are not its own, which is so on purpose.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    for name in ("kopf.activities", "kopf._core.engines.activities"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # They tell with a traceback each what ends kopf, which `Watches` tells in a line. One warns that signals are not
+    # its own, which is so on purpose.
+    for name in ("kopf._core.reactor.orchestration", "kopf._core.reactor.running"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("kopf._core.reactor.observation").addFilter(_not_of_absent_kinds)
+
+
+def _not_of_absent_kinds(record: logging.LogRecord) -> bool:
+    """Which APIs there are is told by each look at everything; kopf advises to create the CRDs of other projects."""
+    return "Unresolved resources" not in record.getMessage()
 
 
 def _plain(record: logging.LogRecord) -> bool:

@@ -11,16 +11,17 @@ from prometheus_client.exposition import choose_encoder
 
 
 def health_app(
-    metrics: CollectorRegistry, *, stalled: Callable[[], str | None], ready: Callable[[], bool]
+    metrics: CollectorRegistry, *, stalled: Callable[[], str | None], unready: Callable[[], str | None]
 ) -> web.Application:
-    """`stalled` tells why the process should be restarted, or None; `ready` whether it is at work or standing by."""
+    """`stalled` tells why the process should be restarted, `unready` why it is neither at work nor standing by; or None."""
 
     async def healthz(request: web.Request) -> web.Response:
         reason = stalled()
         return web.Response(text=reason or "ok", status=503 if reason else 200)
 
     async def readyz(request: web.Request) -> web.Response:
-        return web.Response(text="ok" if ready() else "not synced yet", status=200 if ready() else 503)
+        reason = unready()
+        return web.Response(text=reason or "ok", status=503 if reason else 200)
 
     async def show(request: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -30,7 +30,7 @@ from flowprefill_operator.controller.resync import Resync
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
 from flowprefill_operator.controller.watching import Watches
-from flowprefill_operator.kinds import SERVICES, Kind
+from flowprefill_operator.kinds import Kind
 from flowprefill_operator.observe.store import Owner, Store
 
 log = logging.getLogger(__name__)
@@ -123,12 +123,11 @@ class Operator:
             return None
         return f"the resync loop has not gone round for {silent_s:.0f} s"
 
-    def ready(self) -> bool:
-        """Whether it works, or could: it reads services, or stands by and reads the Lease."""
+    def unready(self) -> str | None:
+        """Why it neither works nor could: it does not read services, or stands by and does not read the Lease."""
         if self.standing_by:
-            return self.sees_lease
-        services = self.surroundings.denied.get(SERVICES.resource, set())
-        return self.surroundings.synced and "list" not in services
+            return None if self.sees_lease else "the Lease could not be read yet"
+        return self.surroundings.unready()
 
     def lease_seen(self, seen: bool) -> None:
         self.sees_lease = seen
@@ -169,19 +168,23 @@ def run(config: OperatorConfig) -> int:
 
 async def _run(config: OperatorConfig) -> int:
     quieten()
-    found = await credentials()
     stop = asyncio.Event()
+    with _stopped_by_signals(stop):
+        return await _work(config, stop)
+
+
+async def _work(config: OperatorConfig, stop: asyncio.Event) -> int:
+    found = await credentials()
     async with connected(found) as (cluster, api), aiohttp.ClientSession() as http:
         operator = Operator(config, found, cluster, http)
-        app = health_app(operator.metrics.registry, stalled=operator.stalled, ready=operator.ready)
+        app = health_app(operator.metrics.registry, stalled=operator.stalled, unready=operator.unready)
         runner, port = await listen(app, config.port)
         where = ", ".join(config.namespaces) or "all namespaces"
         log.info(
             "operator starts", extra={"api": found.configuration.host, "port": port, "namespaces": where}
         )
         try:
-            with _stopped_by_signals(stop):
-                await _until_stopped(config, found, operator, api, stop)
+            await _until_stopped(config, found, operator, api, stop)
         except LostLease as error:
             log.error("lease lost", extra={"reason": str(error)})
             return 1

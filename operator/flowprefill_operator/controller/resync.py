@@ -18,7 +18,7 @@ from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.queue import WorkQueue
 from flowprefill_operator.controller.services import Services
-from flowprefill_operator.controller.surroundings import Surroundings
+from flowprefill_operator.controller.surroundings import CRD_MISSING, Surroundings
 from flowprefill_operator.kinds import OWNED, SERVICES, WATCHED, Kind
 from flowprefill_operator.observe.store import Store
 
@@ -28,6 +28,9 @@ SELECTOR = "app.kubernetes.io/managed-by=flowprefill-operator,flowprefill.io/ser
 """What the operator's own objects and their pods carry. Every list and watch is narrowed to it by the server."""
 
 FIRST_RETRY_S = 1.0
+INSTALL_RETRY_S = 5.0
+"""Between two looks while the CRD is not installed: whoever installs it waits for the operator to be ready."""
+
 WATCHES_AT_ONCE = 32
 
 
@@ -46,6 +49,8 @@ class Resync:
     namespaces: tuple[str, ...]
     every_s: float
     beat_s: float = field(default_factory=time.monotonic)
+    _problem: str | None = None
+    """Why the last look was not complete."""
 
     async def run(self) -> None:
         """Look, and look again, until cancelled. The first look is repeated soon until it succeeds."""
@@ -54,10 +59,18 @@ class Resync:
             try:
                 await self.look()
                 self.metrics.resyncs.labels("ok").inc()
+                self._problem = None
             except ClusterError as error:
                 self.metrics.resyncs.labels("error").inc()
-                log.warning("resync not complete", extra={"reason": str(error)})
-            await asyncio.sleep(self.every_s if self.surroundings.synced else FIRST_RETRY_S)
+                known, self._problem = self._problem, str(error)
+                level = logging.DEBUG if known == self._problem else logging.WARNING
+                log.log(level, "resync not complete", extra={"reason": self._problem})
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        if not self.surroundings.synced:
+            return FIRST_RETRY_S
+        return self.every_s if self.surroundings.installed else min(self.every_s, INSTALL_RETRY_S)
 
     async def look(self) -> None:
         """Look at everything once. What may not be read is noted, and the rest is read all the same."""
@@ -94,6 +107,8 @@ class Resync:
             log.warning("kind cannot be listed", extra={"resource": kind.resource, "reason": error.message})
             return 0, None
         except NotFound:
+            if kind == SERVICES:
+                self._installed(False)
             return 0, None
         except Unavailable as error:
             if not kind.optional:
@@ -103,10 +118,18 @@ class Resync:
             return 0, None
         self.surroundings.allow("list", kind)
         if kind == SERVICES:
+            self._installed(True)
             for gone in self.services.replace(items, version, namespace):
                 self.queue.add(gone)
             return 0, version
         return self.store.replace(kind, items, version, namespace=namespace), version
+
+    def _installed(self, there: bool) -> None:
+        if self.surroundings.installed and not there:
+            log.warning(CRD_MISSING)
+        elif there and not self.surroundings.installed:
+            log.info("the CustomResourceDefinition of FlowPrefillServices is installed")
+        self.surroundings.installed = there
 
     async def _try_watches(self, versions: Mapping[tuple[Kind, str | None], str]) -> None:
         """Find out which kinds may be watched: a watch that is refused for ever is only a line in kopf's log."""
@@ -143,8 +166,7 @@ class Resync:
         except Forbidden:
             return  # a namespaced operator may not read it
         if crd is None:
-            log.warning("the cluster has no CRD of services yet; install it with the chart")
-            return
+            return  # the list of services will tell
         found = (crd["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)
         outdated = found != SCHEMA_HASH
         if outdated and not self.surroundings.schema_outdated:

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flowprefill_operator.kinds import Kind
+from flowprefill_operator.kinds import SERVICES, Kind
+
+CRD_MISSING = (
+    "the CustomResourceDefinition of FlowPrefillServices is not installed; install it with the chart"
+)
 
 
 @dataclass(slots=True)
@@ -20,6 +24,9 @@ class Surroundings:
     """Resource to verbs of reading that were refused."""
 
     schema_outdated: bool = False
+    installed: bool = True
+    """Whether the cluster serves the API of services."""
+
     looked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once everything has been looked at."""
 
@@ -29,6 +36,16 @@ class Surroundings:
 
     def serves(self, kind: Kind) -> bool:
         return kind not in self.absent
+
+    def unready(self) -> str | None:
+        """Why no service can be served; None when all can."""
+        if not self.synced:
+            return "not synced yet"
+        if not self.installed:
+            return CRD_MISSING
+        if "list" in self.denied.get(SERVICES.resource, ()):
+            return f"the operator may not list {SERVICES.resource}; grant it, as the chart does"
+        return None
 
     def deny(self, verb: str, kind: Kind) -> None:
         self.denied.setdefault(kind.resource, set()).add(verb)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import kopf
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
 """Between an end of kopf that nobody asked for and its next beginning."""
+
+REASON_LENGTH = 300
 
 
 class Watches:
@@ -49,12 +52,18 @@ class Watches:
         while not self._stopping.is_set():
             try:
                 asyncio.run(self._watch())
-            except Exception:
-                log.exception("watches failed; they begin anew", extra={"pause_s": PAUSE_S})
+            except Exception as error:
+                # One line, or the uninstallation of another project fills the log.
+                log.warning(
+                    "watches have ended; they begin anew",
+                    exc_info=log.isEnabledFor(logging.DEBUG),
+                    extra={"reason": _words(error), "pause_s": PAUSE_S},
+                )
             self._stopping.wait(PAUSE_S)
 
     async def _watch(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(_left_behind)
         if self._stopping.is_set():
             return
         clusterwide = not self._namespaces
@@ -66,3 +75,17 @@ class Watches:
             standalone=True,
             stop_flag=self._stop,
         )
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, kopf.LoginError):
+        return "the API server does not accept the operator's credentials"
+    return f"{type(error).__name__}: {error}"[:REASON_LENGTH]
+
+
+def _left_behind(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """kopf leaves tasks whose errors nobody asks for, once it has ended with the first of them."""
+    log.debug(
+        "a task of the watches has failed",
+        extra={"reason": str(context.get("exception") or context["message"])},
+    )

@@ -125,6 +125,12 @@ def test_kopf_s_lines_name_the_object_and_carry_no_settings() -> None:
         assert vars(record)["object"] == "Pod ns/p"
         assert {"settings", "k8s_skip", "k8s_ref"}.isdisjoint(vars(record))
         assert not logger.isEnabledFor(logging.INFO)
+        # What ends kopf is told once, by whoever began it.
+        assert not logging.getLogger("kopf._core.reactor.running").isEnabledFor(logging.ERROR)
+        observation = logging.getLogger("kopf._core.reactor.observation")
+        absent = "Unresolved resources cannot be served (try creating their CRDs): podmonitors"
+        assert not observation.filter(logging.makeLogRecord({"msg": absent}))
+        assert observation.filter(logging.makeLogRecord({"msg": "Not enough permissions to list namespaces"}))
     finally:
         logger.setLevel(before[0])
         logger.filters[:] = before[1]

@@ -15,7 +15,7 @@ from flowprefill_operator.controller.metrics import OperatorMetrics
 @dataclass(slots=True)
 class State:
     stalled: str | None = None
-    ready: bool = False
+    unready: str | None = "not synced yet"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def state() -> State:
 async def client(state: State) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
     metrics = OperatorMetrics()
     metrics.leader.set(1)
-    app = health_app(metrics.registry, stalled=lambda: state.stalled, ready=lambda: state.ready)
+    app = health_app(metrics.registry, stalled=lambda: state.stalled, unready=lambda: state.unready)
     async with TestClient(TestServer(app)) as found:
         yield found
 
@@ -46,9 +46,10 @@ async def test_an_operator_is_ready_once_it_is_at_work(
     client: TestClient,  # type: ignore[type-arg]
     state: State,
 ) -> None:
-    assert (await client.get("/readyz")).status == 503
+    answer = await client.get("/readyz")
+    assert (answer.status, await answer.text()) == (503, "not synced yet")
     assert (await client.get("/healthz")).status == 200, "not being ready is no reason for a restart"
-    state.ready = True
+    state.unready = None
     assert (await client.get("/readyz")).status == 200
 
 
@@ -63,11 +64,11 @@ async def test_metrics_are_text_with_the_operator_s_own_prefix(client: TestClien
 
 
 async def test_a_port_that_is_taken_is_an_error_and_port_0_is_any() -> None:
-    app = health_app(OperatorMetrics().registry, stalled=lambda: None, ready=lambda: True)
+    app = health_app(OperatorMetrics().registry, stalled=lambda: None, unready=lambda: None)
     runner, port = await listen(app, 0)
     try:
         assert port > 0
-        other = health_app(OperatorMetrics().registry, stalled=lambda: None, ready=lambda: True)
+        other = health_app(OperatorMetrics().registry, stalled=lambda: None, unready=lambda: None)
         with pytest.raises(OSError, match=str(port)):
             await listen(other, port)
     finally:

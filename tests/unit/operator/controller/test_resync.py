@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +13,14 @@ import pytest
 from flowprefill_operator.apply import Applier
 from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.errors import Unavailable
+from flowprefill_operator.controller import resync as module
 from flowprefill_operator.controller.metrics import OperatorMetrics
 from flowprefill_operator.controller.mounts import Mounts
 from flowprefill_operator.controller.queue import WorkQueue
 from flowprefill_operator.controller.resync import Resync
 from flowprefill_operator.controller.services import Services
 from flowprefill_operator.controller.surroundings import Surroundings
-from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, OWNED, Kind
+from flowprefill_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, OWNED, SERVICES, Kind
 from flowprefill_operator.observe.store import Store
 from support.cluster_objects import owned_object, status_body
 from support.kept_objects import KeptObjects
@@ -191,6 +194,42 @@ async def test_a_crd_of_another_release_is_told(look: Looking) -> None:
     assert look.surroundings.schema_outdated
 
 
+async def test_a_cluster_without_the_crd_is_told_once_and_when_it_is_there(
+    look: Looking, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    missing = (
+        "the CustomResourceDefinition of FlowPrefillServices is not installed; install it with the chart"
+    )
+    caplog.set_level(logging.INFO, logger="flowprefill_operator.controller.resync")
+    assert look.surroundings.unready() == "not synced yet"
+    look.objects.absent.add(SERVICES)
+    look.objects.crd = None
+    await look.resync.look()
+    assert (told(), look.surroundings.unready()) == ([missing], missing)
+    await look.resync.look()
+    assert (told(), look.surroundings.unready()) == ([], missing)
+    look.objects.absent.clear()
+    await look.resync.look()
+    assert (told(), look.surroundings.unready()) == (
+        ["the CustomResourceDefinition of FlowPrefillServices is installed"],
+        None,
+    )
+
+
+async def test_an_operator_that_may_not_list_services_is_not_ready(look: Looking) -> None:
+    look.objects.refuse = refused(SERVICES, FORBIDDEN)
+    await look.resync.look()
+    assert "may not list flowprefillservices" in str(look.surroundings.unready())
+    look.objects.refuse = lambda request: None
+    await look.resync.look()
+    assert look.surroundings.unready() is None
+
+
 async def test_a_crd_that_may_not_be_read_is_not_taken_for_an_old_one(look: Looking) -> None:
     look.objects.refuse = lambda request: FORBIDDEN if "customresourcedefinitions" in request.path else None
     await look.resync.look()
@@ -216,3 +255,17 @@ async def test_services_are_counted_by_what_their_status_says(look: Looking) -> 
     assert look.metric("services", ready="True") == 1
     assert look.metric("services", ready="Unknown") == 1
     assert look.metric("services", ready="False") == 0
+
+
+async def test_why_a_look_is_not_complete_is_a_warning_once(
+    look: Looking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.0)
+    look.objects.refuse = lambda request: (503, b"no")
+    running = asyncio.create_task(look.resync.run())
+    async with asyncio.timeout(30):
+        while (look.metric("resyncs_total", result="error") or 0) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    running.cancel()
+    told = [record for record in caplog.records if record.getMessage() == "resync not complete"]
+    assert [record.levelno for record in told] == [logging.WARNING]

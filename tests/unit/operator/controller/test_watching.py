@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -16,7 +17,8 @@ from flowprefill_operator.controller.watching import Watches
 class FailingOnce:
     """Stands in for `kopf.operator`: the first run fails, the next lasts until it is told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
         self.runs = 0
         self.watching = threading.Event()
         self.told_to_stop = False
@@ -24,14 +26,25 @@ class FailingOnce:
     async def __call__(self, *, stop_flag: asyncio.Event, **_: Any) -> None:
         self.runs += 1
         if self.runs == 1:
-            raise RuntimeError("an error in the watch-stream")
+            raise self.error
         self.watching.set()
         await stop_flag.wait()
         self.told_to_stop = True
 
 
-async def test_watches_that_fail_begin_anew_and_end_with_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = FailingOnce()
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("404 page not found"), "RuntimeError: 404 page not found"),
+        (kopf.LoginError("Ran out of it"), "the API server does not accept the operator's credentials"),
+        (RuntimeError("x" * 9000), f"RuntimeError: {'x' * 286}"),
+    ],
+)
+async def test_watches_that_fail_begin_anew_after_one_line_in_the_log_and_end_with_the_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="flowprefill_operator.controller.watching")
+    stand_in = FailingOnce(error)
     monkeypatch.setattr(kopf, "operator", stand_in)
     monkeypatch.setattr(watching, "PAUSE_S", 0.01)
     task = asyncio.create_task(Watches(kopf.OperatorRegistry(), ()).run())
@@ -42,3 +55,6 @@ async def test_watches_that_fail_begin_anew_and_end_with_the_task(monkeypatch: p
         await task
     assert stand_in.told_to_stop
     assert stand_in.runs == 2
+    (record,) = caplog.records
+    assert vars(record)["reason"] == reason
+    assert not record.exc_info
