@@ -15,9 +15,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Running and ready after `delay_s` in ContainerCreating."""
+    """Running and ready after `delay_s` in ContainerCreating. `init_message` is what init containers left in their
+    termination log."""
 
     delay_s: float = 0.0
+    init_message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,9 @@ def status_of(pod: Json, behaviour: Behaviour, place: Place, now: str) -> Json:
     spec = pod["spec"]
     inits: list[Json] = spec.get("initContainers", [])
     match behaviour:
-        case Runs():
-            return _status(pod, place, now, "Running", _running(now), ready=True)
+        case Runs(init_message=message):
+            past = _terminated(0, "Completed", message, now)
+            return _status(pod, place, now, "Running", _running(now), ready=True, past=past)
         case NeverReady():
             return _status(pod, place, now, "Running", _running(now))
         case ImagePullFails(reason=reason, message=message):
@@ -204,11 +207,13 @@ def _status(
     ready: bool = False,
     blocked_init: bool = False,
     init: Json | None = None,
+    past: Json | None = None,
     last: Json | None = None,
     restarts: int = 0,
     reason: str | None = None,
 ) -> Json:
-    """`blocked_init` says that the first init container is not past; `init` is its state (`state` by default)."""
+    """`blocked_init` says that the first init container is not past; `init` is its state (`state` by default). `past` is the
+    state of those that are."""
     spec = pod["spec"]
     unready = None if ready else (reason or "ContainersNotReady")
     initialized = None if not blocked_init else "ContainersNotInitialized"
@@ -239,8 +244,8 @@ def _status(
     }
     inits: list[Json] = spec.get("initContainers", [])
     if inits:
-        past = _terminated(0, "Completed", "", now)
-        states = [(init or state) if blocked_init and i == 0 else past for i in range(len(inits))]
+        done = past or _terminated(0, "Completed", "", now)
+        states = [(init or state) if blocked_init and i == 0 else done for i in range(len(inits))]
         if blocked_init:
             states[1:] = [_initializing()] * (len(inits) - 1)
         status["initContainerStatuses"] = [
