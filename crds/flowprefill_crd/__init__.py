@@ -4,7 +4,7 @@ Needs pydantic and PyYAML only; the operator, the proxy and the command line all
 """
 
 from flowprefill_crd.errors import InvalidConfig, InvalidDocument, InvalidService, Problem
-from flowprefill_crd.parse import load_services, parse_service
+from flowprefill_crd.parse import load_services, parse_service, parse_services
 from flowprefill_crd.podconfig import (
     LiveConfig,
     LiveSloClass,
@@ -31,6 +31,7 @@ __all__ = [
     "live_config",
     "load_services",
     "parse_service",
+    "parse_services",
     "pod_config",
     "restart_hash",
 ]

@@ -28,7 +28,7 @@ def parse_service(document: str | Mapping[str, Any]) -> FlowPrefillService:
     Raises `InvalidService`, whose message lists every problem.
     """
     if isinstance(document, str):
-        services = _services(document, source="", ignore_other_kinds=False)
+        services = parse_services(document)
         if len(services) != 1:
             raise _invalid(
                 f"holds {len(services)} services; parse one at a time, or load the file with load_services"
@@ -49,10 +49,13 @@ def load_services(path: str | Path, *, ignore_other_kinds: bool = False) -> tupl
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise _invalid(f"cannot be read: {reason}", source=str(path)) from error
-    return _services(text, source=str(path), ignore_other_kinds=ignore_other_kinds)
+    return parse_services(text, source=str(path), ignore_other_kinds=ignore_other_kinds)
 
 
-def _services(text: str, *, source: str, ignore_other_kinds: bool) -> tuple[FlowPrefillService, ...]:
+def parse_services(
+    text: str, *, source: str = "", ignore_other_kinds: bool = False
+) -> tuple[FlowPrefillService, ...]:
+    """The services in a YAML text, as `load_services` finds them in a file; messages begin with `source`."""
     documents = [
         (number, item) for number, item in enumerate(_documents(text, source), start=1) if item is not None
     ]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flowprefill.cli.problems import guarded
+from flowprefill.cli.services import read_service
 from flowprefill.cli.target import LocalTarget
 
 SAMPLE = "quickstart.yaml"
@@ -20,7 +21,7 @@ def demo(
         typer.Option(
             "--file",
             "-f",
-            help="FlowPrefillService with classes `chat` and `document`; the quickstart sample when left out.",
+            help="FlowPrefillService with classes `chat` and `document`; - is standard input, the quickstart sample when left out.",
         ),
     ] = None,
     requests: Annotated[
@@ -44,10 +45,9 @@ def demo(
         from flowprefill.bench.show import Screen, new_console, print_calibration, print_results, write_run
         from flowprefill.cli.progress import ProgressBar
         from flowprefill.engines.models import load_tokenizer, resolve_model
-        from flowprefill_crd import load_services
         from flowprefill_crd.samples import sample_path
 
-        (service,) = load_services(file or sample_path(SAMPLE))
+        service = read_service(file or sample_path(SAMPLE))
         console = new_console()
         source = service.spec.model
         with ProgressBar(f"fetching {source.uri}") as bar:

@@ -20,6 +20,7 @@ from flowprefill.cli.services import (
     find_services,
     made,
     names_of,
+    read_service,
     state_of,
     supervisor_argv,
     text_of,
@@ -33,7 +34,9 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 def up(
-    file: Annotated[Path, typer.Option("--file", "-f", help="YAML file with one FlowPrefillService.")],
+    file: Annotated[
+        Path, typer.Option("--file", "-f", help="YAML file with one FlowPrefillService; - is standard input.")
+    ],
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running; `flowprefill down` stops it.")
     ] = False,
@@ -75,18 +78,11 @@ def up(
         flowprefill up -f quickstart.yaml --detach --port 8080
     """
     with guarded():
-        from flowprefill_crd import load_services
         from flowprefill_operator.node.check import check
         from flowprefill_operator.node.control import NotInUse, is_stopping, start, write_service
         from flowprefill_operator.node.state import Options
 
-        services = load_services(file)
-        if len(services) != 1:
-            fail(
-                f"{file} holds {len(services)} services; `up` runs one, give each its own file",
-                code=BAD_INPUT,
-            )
-        (service,) = services
+        service = read_service(file)
         state = made(state_of(state_dir, service.metadata.namespace, service.metadata.name))
         text = text_of(service)
         deadline = time.monotonic() + timeout

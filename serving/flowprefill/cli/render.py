@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowprefill.cli.problems import guarded
+from flowprefill.cli.services import read_services
 
 if TYPE_CHECKING:
     from yaml import SafeDumper, ScalarNode
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 def render(
     file: Annotated[
-        Path, typer.Option("--file", "-f", help="YAML file with one or more FlowPrefillServices.")
+        Path,
+        typer.Option(
+            "--file", "-f", help="YAML file with one or more FlowPrefillServices; - is standard input."
+        ),
     ],
     kind: Annotated[
         list[str] | None, typer.Option("--kind", "-k", help="Only objects of this kind; may be repeated.")
@@ -28,13 +32,12 @@ def render(
     with guarded():
         import yaml
 
-        from flowprefill_crd import load_services
         from flowprefill_operator.plan import plan
         from flowprefill_operator.settings import PlanSettings
 
         kinds = {name.lower() for name in kind or ()}
         settings = PlanSettings()
-        objects = [item for service in load_services(file) for item in plan(service, settings)]
+        objects = [item for service in read_services(file) for item in plan(service, settings)]
         chosen = [item for item in objects if not kinds or str(item["kind"]).lower() in kinds]
         print(yaml.dump_all(chosen, Dumper=_dumper(), sort_keys=False, width=110), end="")
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from flowprefill_crd import FlowPrefillService
     from flowprefill_operator.node.state import StateDir
 
+STDIN = "-"
+
 Name = Annotated[
     str | None, typer.Argument(help="Name of the service, or NAMESPACE/NAME; not needed while there is one.")
 ]
@@ -21,6 +23,31 @@ StateRoot = Annotated[
     Path | None,
     typer.Option("--state-dir", help="Where services are kept; ~/.local/state/flowprefill when left out."),
 ]
+
+
+def read_services(file: Path) -> tuple[FlowPrefillService, ...]:
+    """The services in a file, or on standard input when it is `-`, as kubectl takes it. Raises `InvalidService`."""
+    from flowprefill_crd import load_services, parse_services
+
+    if str(file) != STDIN:
+        return load_services(file)
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        fail("standard input: is not UTF-8 text", code=BAD_INPUT)
+    return parse_services(text, source="standard input")
+
+
+def read_service(file: Path) -> FlowPrefillService:
+    """The one service in a file, or on standard input when it is `-`. Raises `InvalidService`."""
+    services = read_services(file)
+    if len(services) != 1:
+        where = "standard input" if str(file) == STDIN else file
+        fail(
+            f"{where} holds {len(services)} services; this command takes one, give each its own file",
+            code=BAD_INPUT,
+        )
+    return services[0]
 
 
 def state_of(root: Path | None, namespace: str, name: str) -> StateDir:

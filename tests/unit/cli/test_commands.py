@@ -77,10 +77,25 @@ def test_a_missing_file_is_named(command: str, tmp_path: Path) -> None:
     assert "none.yaml" in done.stderr
 
 
-def test_up_takes_one_service(tmp_path: Path) -> None:
+def test_a_dash_is_standard_input(valid: Path, tmp_path: Path) -> None:
+    from_file = RUN.invoke(app, ["render", "-f", str(valid)])
+    piped = RUN.invoke(app, ["render", "-f", "-"], input=valid.read_bytes())
+    assert (piped.exit_code, piped.output) == (0, from_file.output)
+    for command in ("render", "up"):
+        done = RUN.invoke(app, [command, "-f", "-"], input=broken(tmp_path).read_bytes())
+        assert done.exit_code == 2
+        assert "standard input: spec.sloClasses[0].ttftMilliseconds" in done.stderr
+        done = RUN.invoke(app, [command, "-f", "-"], input=b"\xff")
+        assert done.exit_code == 2
+        assert "standard input: is not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_what_runs_one_service_takes_no_two(command: str, tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump_all([document(), document(namespace="other")]))
-    done = RUN.invoke(app, ["up", "-f", str(path), "--state-dir", str(tmp_path / "state")])
+    option = ["--state-dir", str(tmp_path / "state")] if command == "up" else []
+    done = RUN.invoke(app, [command, "-f", str(path), *option])
     assert done.exit_code == 2
     assert "holds 2 services" in done.stderr
 
