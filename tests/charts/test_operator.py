@@ -235,6 +235,11 @@ def test_the_notes_name_what_to_do_next(helm: Helm) -> None:
     assert "every namespace" in text
     assert "No public image" not in notes({"image": {"registry": "registry.example.com"}})
     assert "serves namespaces team-a, team-b" in notes({"namespaces": ["team-a", "team-b"]})
+    for served in ([], ["team-a", "team-b"]):
+        said = " ".join(notes({"namespaces": served}).split())
+        assert "in a namespace that no operator serves" in said
+        assert ("this one serves team-a, team-b" in said) == bool(served)
+        assert "get configmap" in said
     assert "deletes the CRD" in notes({"crds": {"keep": False}})
     assert "rights yourself" in notes({"rbac": {"create": False}})
 
