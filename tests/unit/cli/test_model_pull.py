@@ -31,6 +31,7 @@ class Pod:
         self.termination_log = folder / "termination-log"
         self.termination_log.touch()
         self.pin = folder / "model-commit.json"
+        self.options: list[str] = []
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("HF_", "FLOWP"))
         }
@@ -45,7 +46,7 @@ class Pod:
         """Run the init container's command."""
         command = [sys.executable, "-m", "flowprefill.cli", "model", "pull", "hf://org/name"]
         return subprocess.run(
-            [*command, "--revision", revision, "--termination-log", str(self.termination_log)],
+            [*command, "--revision", revision, "--termination-log", str(self.termination_log), *self.options],
             env=self.environment | environment,
             capture_output=True,
             text=True,
@@ -75,10 +76,13 @@ def test_the_branch_is_asked_for_once_and_a_pod_that_is_told_the_commit_fetches_
     assert "main" not in hub.questions[1:]
 
 
+@pytest.mark.parametrize("by", ["--pin", "FLOWPREFILL_MODEL_PIN"])
 def test_an_init_container_that_runs_again_in_the_same_pod_fetches_what_the_pod_has(
-    hub: SmallHub, tmp_path: Path
+    hub: SmallHub, tmp_path: Path, by: str
 ) -> None:
     pod = Pod(hub, tmp_path / "pod", tmp_path / "cache")
+    if by == "--pin":
+        pod.options = ["--pin", pod.environment.pop("FLOWPREFILL_MODEL_PIN")]
     assert pod.pull().returncode == 0
     hub.branches["main"] = SECOND
     assert pod.pull().returncode == 0
