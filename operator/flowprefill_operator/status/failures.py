@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from flowprefill_operator.apply import Failure, NameConflict
 from flowprefill_operator.cluster.errors import Conflict, Forbidden, Invalid, Refused
+from flowprefill_operator.kinds import CLAIMS
 from flowprefill_operator.status.verdict import Verdict, pending, stalled
 
 
@@ -20,13 +23,24 @@ def of_failure(failure: Failure) -> Verdict:
                 "Forbidden", f"the operator may not {error.verb} {error.resource}: {error.message}"
             )
         case Refused():
-            return stalled(refusal_reason(error.message), f"{what}: {error.message}")
+            return stalled(refusal_reason(error.message), f"{what}: {error.message}{_advice(failure)}")
         case Invalid():
-            return stalled("InvalidObject", f"{what}: {error.message}")
+            return stalled("InvalidObject", f"{what}: {error.message}{_advice(failure)}")
         case Conflict():
             return pending("Conflict", f"{what}: {error.message}")
         case _:
             return pending("APIUnavailable", f"{what}: {error.message}")
+
+
+_UNCHANGEABLE = re.compile("immutable|can not be less than|must support resize")
+"""How an API server answers a claim that is to become another."""
+
+
+def _advice(failure: Failure) -> str:
+    """What to do about a claim that is there and that cannot become what the spec says."""
+    if failure.kind == CLAIMS and _UNCHANGEABLE.search(failure.error.message):
+        return "; put spec.model.cache.persistentVolumeClaim back as it was"
+    return ""
 
 
 def refusal_reason(message: str) -> str:
