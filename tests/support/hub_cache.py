@@ -52,7 +52,15 @@ class Hub:
         return self.commit
 
     def snapshot_download(
-        self, repository: str, *, revision: str, cache_dir: Path, allow_patterns: list[str]
+        self,
+        repository: str,
+        *,
+        revision: str,
+        cache_dir: Path,
+        allow_patterns: list[str],
+        local_files_only: bool = False,
     ) -> str:
+        if local_files_only:  # a cache without a list of the commit's files
+            return str(cache_dir / "models--org--name" / "snapshots" / revision)
         self.downloads.append((revision, cache_dir))
         return str(write_snapshot(cache_dir, revision))

@@ -29,8 +29,20 @@ def commit_of(number: int) -> str:
     return hashlib.sha1(str(number).encode()).hexdigest()
 
 
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = "model.safetensors.index.json"
+SHARDED: Mapping[str, bytes] = {
+    "config.json": b'{"model_type": "llama"}',
+    SHARDS[0]: weights(3),
+    SHARDS[1]: weights(4),
+    INDEX: json.dumps({"weight_map": {"v": SHARDS[0], "w": SHARDS[1]}}).encode(),
+    "tokenizer.json": b"{}",
+}
+
+
 class SmallHub:
-    """Commits 1 and 2 of the repository; `branches` says where each stands and may be changed any time.
+    """Commits 1 and 2 of the repository, and 3 with weights in two files; `branches` says where each branch stands and may
+    be changed any time. Files in `refused` are not sent (403).
 
     `questions` are the revisions that were asked for, `downloads` commit and file of each file that was sent.
     """
@@ -43,7 +55,8 @@ class SmallHub:
                 "model.safetensors": weights(number),
             }
             for number in (1, 2)
-        }
+        } | {commit_of(3): SHARDED}
+        self.refused: set[str] = set()
         self.questions: list[str] = []
         self.downloads: list[tuple[str, str]] = []
         self.url = ""
@@ -68,6 +81,8 @@ class SmallHub:
                 data = self.commits[commit].get(file)
                 if data is None:
                     return 404, {"X-Error-Code": "EntryNotFound"}, b""
+                if file in self.refused:
+                    return 403, {"X-Error-Message": "not now"}, b""
                 if send:
                     self.downloads.append((commit, file))
                 return 200, {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": commit}, data

@@ -19,6 +19,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 """What a model directory needs: configuration, weights, tokenizer, chat template."""
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_NUMBERED = re.compile(r".+-\d+-of-(\d+)\.safetensors")
 
 Report = Callable[[str, int, int | None], None]
 
@@ -26,15 +27,15 @@ Report = Callable[[str, int, int | None], None]
 def ensure(repository: str, revision: str, cache: Path | None, report: Report) -> tuple[Path, str]:
     """(directory, commit) of a repository's revision. `cache` None is the hub's own cache.
 
-    A branch or tag is resolved to a commit once per call; a commit that is whole in the cache needs no network. When the
-    hub cannot be reached, what the cache last knew of a branch is used. Raises ModelNotLoadable.
+    A branch or tag is resolved to a commit once per call; a commit that is complete in the cache needs no network. When the
+    hub cannot be reached, what the cache last knew of a branch is used, if its weights are whole. Raises ModelNotLoadable.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ModelNotLoadable(
             f"hf://{repository} is not a repository; accepted are hf://ORG/NAME[@REVISION]"
         )
     local = _local(repository, revision, cache)
-    if local is not None and is_commit(revision):
+    if local is not None and is_commit(revision) and _complete(repository, revision, cache):
         return local
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of whatever HTTP library it uses
@@ -49,7 +50,7 @@ def ensure(repository: str, revision: str, cache: Path | None, report: Report) -
         commit = HfApi().model_info(repository, revision=revision).sha
         if commit is None:
             raise ModelNotLoadable(f"the hub names no commit for hf://{repository}@{revision}")
-        if _local(repository, commit, cache) is None:
+        if not _complete(repository, commit, cache):
             report(f"downloading {repository}", 0, None)
             snapshot_download(repository, revision=commit, cache_dir=cache, allow_patterns=FILES)
     except GatedRepoError as error:
@@ -91,6 +92,25 @@ def _local(repository: str, revision: str, cache: Path | None) -> tuple[Path, st
     return (directory, commit) if is_whole(directory) else None
 
 
+def _complete(repository: str, commit: str, cache: Path | None) -> bool:
+    """Whether the cache holds every file of a commit that we fetch: no download of it is under way, or broke off.
+
+    The hub's library lists a commit's files in the cache before it fetches the first. Without that list, as in a cache
+    that somebody else filled, the weights alone decide.
+    """
+    from huggingface_hub import snapshot_download
+
+    if _local(repository, commit, cache) is None:
+        return False
+    try:
+        snapshot_download(
+            repository, revision=commit, cache_dir=cache, allow_patterns=FILES, local_files_only=True
+        )
+    except OSError:  # it names what is missing
+        return False
+    return True
+
+
 def _remember(repository: str, revision: str, commit: str, cache: Path | None) -> None:
     """Keep what a branch or tag stands for, as the hub's library does when it fetches one, for times without a network.
 
@@ -114,7 +134,7 @@ def _root(repository: str, cache: Path | None) -> Path:
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether a snapshot has a configuration and every weights file that its index names."""
+    """Whether a snapshot has a configuration and every weights file: those that its index names, or that are numbered."""
     if not (directory / "config.json").exists():
         return False
     index = directory / "model.safetensors.index.json"
@@ -124,4 +144,6 @@ def is_whole(directory: Path) -> bool:
         except (ValueError, KeyError, AttributeError):
             return False
         return all((directory / name).exists() for name in names)
-    return any(directory.glob("*.safetensors"))
+    files = [file.name for file in directory.glob("*.safetensors")]
+    totals = [int(found[1]) for name in files if (found := _NUMBERED.fullmatch(name))]
+    return bool(files) and len(totals) >= max(totals, default=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.small_hub import SmallHub, commit_of, small_hub
+from support.small_hub import INDEX, SHARDED, SHARDS, SmallHub, commit_of, small_hub
 
 FIRST, SECOND = commit_of(1), commit_of(2)
 
@@ -112,3 +112,23 @@ def test_what_was_fetched_by_a_branch_is_found_by_it_again_without_a_network(
     done = offline.pull(HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert offline.told == {"commit": FIRST}
+
+
+@pytest.mark.parametrize(
+    "missing", [{SHARDS[1], INDEX}, {SHARDS[0], INDEX}, {SHARDS[1]}, {"tokenizer.json"}], ids=sorted
+)
+def test_a_download_that_broke_off_is_gone_on_with_and_is_no_model_before(
+    hub: SmallHub, tmp_path: Path, missing: set[str]
+) -> None:
+    """Another pod may look at the same cache meanwhile, and the same pod again afterwards."""
+    hub.branches["main"] = commit_of(3)
+    hub.refused |= missing
+    pod = Pod(hub, tmp_path / "pod", tmp_path / "cache")
+    assert pod.pull().returncode == 1
+    offline = pod.pull(HF_HUB_OFFLINE="1", FLOWPREFILL_MODEL_COMMIT=commit_of(3))
+    assert (offline.returncode == 0) == (missing == {"tokenizer.json"}), "the weights have to be whole"
+    hub.refused.clear()
+    done = Pod(hub, tmp_path / "other", tmp_path / "cache").pull(FLOWPREFILL_MODEL_COMMIT=commit_of(3))
+    assert done.returncode == 0, done.stderr
+    snapshot = Path(done.stdout.rpartition(" ")[2].strip())
+    assert {file.name: file.read_bytes() for file in snapshot.iterdir()} == SHARDED

@@ -118,7 +118,11 @@ def test_a_snapshot_with_a_missing_part_is_not_whole(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert not hub.is_whole(path)
+    (path / "model.safetensors.index.json").rename(tmp_path / "index")
+    assert not hub.is_whole(path), "its name says that there are two"
     (path / "model-00002-of-00002.safetensors").touch()
+    assert hub.is_whole(path)
+    (tmp_path / "index").rename(path / "model.safetensors.index.json")
     assert hub.is_whole(path)
     (path / "model.safetensors.index.json").write_text("[")
     assert not hub.is_whole(path)
