@@ -121,8 +121,8 @@ class ResolvedModel(StatusObject):
     """Where its files come from."""
 
     revision: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """The commit of an hf:// model that all pods of the serving revision have: what the asked branch or tag stood
-    for when its first pod asked. Absent until a pod has fetched the model, and for other schemes."""
+    """The commit of an hf:// model that all pods of the revision are given: what the asked branch or tag stood for
+    when its first pod asked. Absent until a pod has fetched the model, and for other schemes."""
 
     served_name: Annotated[str, StringConstraints(max_length=128)]
     """Name that clients send as "model"."""
