@@ -23,9 +23,9 @@ def of_failure(failure: Failure) -> Verdict:
                 "Forbidden", f"the operator may not {error.verb} {error.resource}: {error.message}"
             )
         case Refused():
-            return stalled(refusal_reason(error.message), f"{what}: {error.message}{_advice(failure)}")
+            return stalled(refusal_reason(error.message), f"{what}{_advice(failure)}: {error.message}")
         case Invalid():
-            return stalled("InvalidObject", f"{what}: {error.message}{_advice(failure)}")
+            return stalled("InvalidObject", f"{what}{_advice(failure)}: {error.message}")
         case Conflict():
             return pending("Conflict", f"{what}: {error.message}")
         case _:
@@ -39,7 +39,7 @@ _UNCHANGEABLE = re.compile("immutable|can not be less than|must support resize")
 def _advice(failure: Failure) -> str:
     """What to do about a claim that is there and that cannot become what the spec says."""
     if failure.kind == CLAIMS and _UNCHANGEABLE.search(failure.error.message):
-        return "; put spec.model.cache.persistentVolumeClaim back as it was"
+        return " cannot become what the spec says; put spec.model.cache.persistentVolumeClaim back as it was"
     return ""
 
 

@@ -43,7 +43,11 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
             return of_failure(failure)
     if workload is None or deployment is None:
         waits_for = None if view.goal is None else view.goal.waits_for
-        return pending("PodsStarting", f"waits for {waits_for}" if waits_for else "no Deployment yet")
+        blocked = view.applied is not None and view.applied.failures
+        text = f"revision {revision} has no Deployment yet"
+        if blocked:
+            text += "; it is made once the objects before it could be applied"
+        return pending("PodsStarting", f"waits for {waits_for}" if waits_for else text)
     if workload.replicas == 0:
         return holds("ScaledToZero", "no pods are asked for")
     counted = f"{min(workload.ready, workload.replicas)} of {workload.replicas} pods are ready"

@@ -12,7 +12,7 @@ from support.cluster_objects import refused
 # As Kubernetes 1.37 answers (pkg/apis/core/validation, plugin/pkg/admission/storage/persistentvolume/resize).
 IMMUTABLE = (
     'PersistentVolumeClaim "example-model-cache" is invalid: spec: Forbidden: spec is immutable after creation except '
-    "resources.requests and volumeAttributesClassName for bound claims"
+    "resources.requests and volumeAttributesClassName for bound claims\n@@ -1,6 +1,7 @@\n {\n"
 )
 SMALLER = (
     'PersistentVolumeClaim "example-model-cache" is invalid: spec.resources.requests.storage: Forbidden: '
@@ -22,7 +22,10 @@ LARGER = (
     'persistentvolumeclaims "example-model-cache" is forbidden: only dynamically provisioned pvc can be resized and the '
     "storageclass that provisions the pvc must support resize"
 )
-PUT_BACK = "; put spec.model.cache.persistentVolumeClaim back as it was"
+ADVICE = (
+    "PersistentVolumeClaim example-model-cache cannot become what the spec says; "
+    "put spec.model.cache.persistentVolumeClaim back as it was: "
+)
 
 
 def said(status: int, message: str, *, kind: Kind = CLAIMS) -> tuple[str, str]:
@@ -43,10 +46,7 @@ def said(status: int, message: str, *, kind: Kind = CLAIMS) -> tuple[str, str]:
 def test_a_claim_that_cannot_become_what_the_spec_says_is_to_be_put_back(
     status: int, message: str, reason: str
 ) -> None:
-    assert said(status, message) == (
-        reason,
-        f"PersistentVolumeClaim example-model-cache: {message}{PUT_BACK}",
-    )
+    assert said(status, message) == (reason, ADVICE + message)
 
 
 def test_other_refusals_of_a_claim_and_of_other_kinds_have_no_such_advice() -> None:

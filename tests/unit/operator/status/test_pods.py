@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from flowprefill_operator.apply import Applied, Failure
+from flowprefill_operator.kinds import CLAIMS
 from flowprefill_operator.scene import scene
 from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.pods import role_verdict
 from flowprefill_operator.status.verdict import Verdict
 from flowprefill_operator.status.view import View
+from support.cluster_objects import refused
 from support.simulated_cluster import UID, SimulatedCluster
 
 REPLICAS = 2
@@ -78,3 +81,30 @@ def test_no_more_pods_are_told_as_ready_than_are_asked_for() -> None:
     verdict, role = told(replicas=2, updatedReplicas=2, readyReplicas=4)
     assert (verdict.status, verdict.message) == ("True", "2 of 2 pods are ready")
     assert (role["readyReplicas"], role["replicas"], role["summary"]) == (2, 2, "2/2")
+
+
+def test_a_deployment_that_is_not_made_because_of_another_object_says_so() -> None:
+    cluster = SimulatedCluster(1)
+    cluster.ask()
+    cluster.settle()
+    new = cluster.ask({"engine": {"kvCacheTokens": 4096}})
+    error = refused(422, "Invalid", "spec is immutable")
+    blocked = Applied(writes=0, failures=(Failure(kind=CLAIMS, name="example-model-cache", error=error),))
+    told = {
+        applied: role_verdict(
+            View(
+                service=cluster.service,
+                now="2026-03-01T12:00:00Z",
+                scene=scene(cluster.observed(), UID),
+                goal=cluster.goal(),
+                applied=applied,
+            ),
+            "prefill",
+            new,
+        ).message
+        for applied in (Applied(writes=0, failures=()), blocked)
+    }
+    assert list(told.values()) == [
+        f"revision {new} has no Deployment yet",
+        f"revision {new} has no Deployment yet; it is made once the objects before it could be applied",
+    ]
