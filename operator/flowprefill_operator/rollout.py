@@ -124,14 +124,14 @@ def goal(
         keys |= _of_other_roles(now, roles)
     return Goal(
         target=target,
-        serving=_serving(now, target.name, previous, roles),
+        serving=_serving(now, target.name, previous),
         previous=replacing,
         # A Job's pods cannot be changed: one that is there runs to its end as it is.
         steps=_steps(item for item in wanted if not (kind_of(item) == JOBS and key_of(item) in now.objects)),
         hand_over=hand_over(wanted, service, now),
         prune=tuple(_prune(now, keys, records, {target.name, previous})),
         # One ready pod of each role is enough to try, whatever else is still on its way.
-        to_prove=now.serves(target.name, roles) and not asleep and target.name not in proven,
+        to_prove=now.serves(target.name) and not asleep and target.name not in proven,
         waits_for=waits_for,
         unprofiled=unprofiled,
         url=url(context),
@@ -148,7 +148,7 @@ def _previous(now: Scene, target: str, records: Mapping[str, Revision], proven: 
 
     def rank(name: str) -> tuple[bool, bool, int, str]:
         number = records[name].number if name in records else 0
-        return (name in proven, now.serves(name, WORKER_ROLES), number, name)
+        return (name in proven, now.serves(name), number, name)
 
     return max(others, key=rank)
 
@@ -164,10 +164,10 @@ def _proxies_settled(now: Scene, target: str) -> bool:
     return not left and now.complete(PROXY, target)
 
 
-def _serving(now: Scene, target: str, previous: str | None, roles: Iterable[str]) -> str | None:
-    if now.serves(target, roles):
+def _serving(now: Scene, target: str, previous: str | None) -> str | None:
+    if now.serves(target):
         return target
-    if previous is not None and now.serves(previous, WORKER_ROLES):
+    if previous is not None and now.serves(previous):
         return previous
     return None
 

@@ -44,12 +44,10 @@ class Scene:
         """Pods that run or may come to run; one that was evicted stays as an object, and takes no part any more."""
         return (pod for _, pod in self.pods if pod.phase not in ("Failed", "Succeeded"))
 
-    def serves(self, revision: str, roles: Iterable[str]) -> bool:
-        """Whether a revision has a ready pod in each of its roles."""
-        present = [role for role in roles if (role, revision) in self.deployments]
-        return bool(present) and all(
-            (state := self.workload(role, revision)) is not None and state.ready > 0 for role in present
-        )
+    def serves(self, revision: str) -> bool:
+        """Whether a revision has a ready pod that does both, or one for each of prefill and decode."""
+        roles = ("colocated",) if ("colocated", revision) in self.deployments else ("prefill", "decode")
+        return all((state := self.workload(role, revision)) is not None and state.ready > 0 for role in roles)
 
 
 def scene(observed: Mapping[Key, Observed], uid: str) -> Scene:

@@ -30,7 +30,7 @@ from flowprefill_operator.observe.store import Store
 from flowprefill_operator.resources.base import Object
 from flowprefill_operator.revisions import recorded_deployments
 from flowprefill_operator.rollout import Goal, goal
-from flowprefill_operator.scene import PROXY, WORKER_ROLES, scene
+from flowprefill_operator.scene import PROXY, scene
 from flowprefill_operator.settings import PlanSettings
 from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.conditions import live_generation, running
@@ -246,7 +246,7 @@ def to_prove(
         return None, {}
     target, previous = view.goal.target.name, view.goal.previous
     wanted = [target] if view.goal.to_prove else []
-    if previous is not None and previous not in proven and view.scene.serves(previous, WORKER_ROLES):
+    if previous is not None and previous not in proven and view.scene.serves(previous):
         wanted.append(previous)
     for revision in wanted:
         found = {

@@ -204,7 +204,7 @@ def _available(view: View) -> Verdict:
     if not proxies:
         return Verdict(status="False", reason="NoProxy", message="no proxy is ready")
     workers = {rev for (role, rev) in view.scene.deployments if role in WORKER_ROLES}
-    if not any(rev in view.reports.proven and view.scene.serves(rev, WORKER_ROLES) for rev in workers):
+    if not any(rev in view.reports.proven and view.scene.serves(rev) for rev in workers):
         return Verdict(status="False", reason="RoundTripPending", message="no token has been served yet")
     return holds("Serving", f"revision {serving} serves")
 

@@ -49,4 +49,4 @@ class View:
         if self.goal is not None:
             return self.goal.serving
         revisions = sorted({rev for (role, rev) in self.scene.deployments if role in WORKER_ROLES})
-        return next((rev for rev in revisions if self.scene.serves(rev, WORKER_ROLES)), None)
+        return next((rev for rev in revisions if self.scene.serves(rev)), None)

@@ -130,6 +130,15 @@ def _no_job(cluster: SimulatedCluster) -> None:
     assert [name for kind, name in cluster.objects if kind == JOBS] == []
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_revision_of_which_a_role_has_no_deployment_does_not_serve(role: str) -> None:
+    cluster, revision = settled(1)
+    assert cluster.goal().serving == revision
+    cluster.lose(key_of(cluster.deployment(role, revision) or {}))
+    assert cluster.goal().serving is None
+    assert not cluster.goal().to_prove
+
+
 @pytest.mark.parametrize("retain", [True, False])
 def test_a_claim_that_is_to_be_retained_is_never_pruned_and_another_goes_with_its_use(retain: bool) -> None:
     cache = {"persistentVolumeClaim": {"storage": "1Gi", "retain": retain}}
