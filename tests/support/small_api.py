@@ -55,9 +55,9 @@ class SmallApi:
             await self.over.wait()
             return web.Response(status=500)
         status, body = answer
-        return web.Response(
-            status=status, body=body if isinstance(body, bytes) else json.dumps(body).encode()
-        )
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body)
+        return web.json_response(body, status=status)
 
 
 @asynccontextmanager

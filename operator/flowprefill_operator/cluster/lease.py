@@ -39,6 +39,8 @@ class _PatientLock(LeaseLock):
     whether the Lease could be read, or made."""
 
     seen: Callable[[bool], None]
+    problems: dict[str, str]
+    """Verb to why its last try has failed."""
 
     async def get(self, name: str, namespace: str) -> Any:  # Any: the base class answers with several tuples
         try:
@@ -47,11 +49,9 @@ class _PatientLock(LeaseLock):
             found = (False, ApiException(status=0, reason=f"API server unreachable: {error}"))
         absent = isinstance(found[1], ApiException) and found[1].status == 404
         if not found[0] and not absent:
-            where = f"{namespace}/{name}"
-            log.warning(
-                "lease cannot be read",
-                extra={"lease": where, "verb": "get", "reason": getattr(found[1], "reason", found[1])},
-            )
+            self._failed("lease cannot be read", "get", found[1])
+        else:
+            self.problems.pop("get", None)
         self.seen(bool(found[0]))
         return found
 
@@ -62,19 +62,31 @@ class _PatientLock(LeaseLock):
         try:
             self.lease_reference = await self.api_instance.create_namespaced_lease(namespace, body)
         except (ApiException, *UNREACHABLE) as error:
-            where = f"{namespace}/{name}"
-            log.warning(
-                "lease cannot be made", extra={"lease": where, "verb": "create", "reason": str(error)}
-            )
+            self._failed("lease cannot be made", "create", error)
             return False
+        self.problems.pop("create", None)
         self.seen(True)
         return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+        # Not the base class's, whose failed try is a traceback in the log.
+        lease = self.lease_reference
+        assert lease is not None
+        lease.spec = self.update_lease(updated_record, lease.spec)
         try:
-            return bool(await super().update(name, namespace, updated_record))
-        except UNREACHABLE:
+            await self.api_instance.replace_namespaced_lease(name=name, namespace=namespace, body=lease)
+        except (ApiException, *UNREACHABLE) as error:
+            self._failed("lease cannot be updated", "update", error)
             return False
+        self.problems.pop("update", None)
+        return True
+
+    def _failed(self, what: str, verb: str, error: object) -> None:
+        """Tell of a try that failed, once for the same reason."""
+        reason = str(getattr(error, "reason", None) or error)
+        level = logging.DEBUG if self.problems.get(verb) == reason else logging.WARNING
+        self.problems[verb] = reason
+        log.log(level, what, extra={"lease": f"{self.namespace}/{self.name}", "verb": verb, "reason": reason})
 
     async def release(self) -> None:
         """Let the next candidate in at once."""
@@ -95,8 +107,9 @@ async def lead(
 
     Raises `LostLease` when the Lease could not be renewed in time, and what `work` raises.
     """
+    logging.getLogger(leaderelection.__name__).setLevel(logging.CRITICAL)  # it repeats what the lock tells
     lock = _PatientLock(at.name, at.namespace, at.identity, api)
-    lock.seen = seen
+    lock.seen, lock.problems = seen, {}
     outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def started() -> None:
