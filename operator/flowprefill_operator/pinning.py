@@ -3,7 +3,8 @@
 1. The first pods ask the hub what the branch stands for; each tells the commit in its init container's last words.
 2. The one that the oldest of them told is kept in a ConfigMap, and nothing changes it any more.
 3. Every later pod, of whichever role, is told that commit and asks no more.
-First pods that asked at different moments may have different commits: those that strayed are told in a condition.
+First pods that asked at different moments may have different commits. Those that strayed are told in a condition, and
+their revision takes no other's place while they are there.
 """
 
 from __future__ import annotations
@@ -48,6 +49,18 @@ def commits(now: Scene) -> Mapping[str, str]:
         if commit is not None and pod.role in WORKER_ROLES:
             found.setdefault(pod.revision, commit)
     return found
+
+
+def strays(now: Scene, revision: str) -> Mapping[str, str]:
+    """Pods of a revision that are to stay and have another commit than it, by name."""
+    settled = commits(now).get(revision)
+    return {
+        item.name: commit
+        for item, pod in now.pods
+        if pod.revision == revision and pod.role in WORKER_ROLES
+        if not pod.terminating and pod.phase != "Failed"
+        if (commit := told(pod)) is not None and commit != settled
+    }
 
 
 def is_commit(item: Observed) -> bool:

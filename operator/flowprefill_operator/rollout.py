@@ -2,7 +2,7 @@
 
 Surge, in steps that each wait for the one before:
 1. The new revision's workers come up beside the old ones, which serve on. The proxies stay as they are.
-2. All new workers are ready: the proxies are replaced. A proxy prefers the workers of its own revision.
+2. All new workers are ready, with one model: the proxies are replaced. A proxy prefers the workers of its own revision.
 3. The last old proxy is gone and one token has gone through the new pair: the old revision goes.
 
 Recreate: the old workers go, then the new ones come, and proxies are replaced meanwhile.
@@ -19,7 +19,7 @@ from flowprefill_operator import labels
 from flowprefill_operator.fitting import hand_over, kept, role_of, same_generation, with_replicas
 from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed
-from flowprefill_operator.pinning import commit_maps, is_commit
+from flowprefill_operator.pinning import commit_maps, is_commit, strays
 from flowprefill_operator.plan import plan
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.profiling import profile_config_map, profiles_of
@@ -82,7 +82,7 @@ def goal(
     context = Context(service, settings, target.name)
     roles = context.worker_roles
 
-    up = all(now.complete(role, target.name) for role in roles)
+    up = all(now.complete(role, target.name) for role in roles) and not strays(now, target.name)
     proxies_at = _proxy_revision(now)
     recreate = service.spec.rollout.strategy == "Recreate"
     replace_proxies = previous is None or recreate or up or proxies_at in (None, target.name)

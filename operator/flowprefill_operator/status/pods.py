@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from flowprefill_operator.kinds import DEPLOYMENTS
 from flowprefill_operator.observe.observed import Container, Observed, Pod, Workload
-from flowprefill_operator.pinning import commits, told
+from flowprefill_operator.pinning import commits, strays
 from flowprefill_operator.scene import PROXY
 from flowprefill_operator.status.failures import of_failure, refusal_reason
 from flowprefill_operator.status.verdict import Verdict, holds, pending, stalled
@@ -98,14 +98,13 @@ def problems(pods: Iterable[tuple[Observed, Pod]], mounts: Mapping[str, str]) ->
 
 def strayed(view: View, role: str, revision: str) -> Iterator[Verdict]:
     """One verdict for each pod whose model is of another commit than its revision's: it asked before that was settled."""
-    settled = commits(view.scene).get(revision)
-    for item, pod in members(view, role, revision):
-        commit = None if pod.phase == "Failed" else told(pod)
-        if commit is not None and commit != settled:
+    found = strays(view.scene, revision)
+    for item, _ in members(view, role, revision):
+        if item.name in found:
             yield stalled(
                 "ModelRevisionsDiffer",
-                f"pod {item.name} has commit {commit} of the model, and revision {revision} is pinned to {settled}; delete "
-                f"the pod, the one in its place gets that commit",
+                f"pod {item.name} has commit {found[item.name]} of the model, and revision {revision} is pinned to "
+                f"{commits(view.scene)[revision]}; delete the pod, the one in its place gets that commit",
             )
 
 

@@ -124,6 +124,34 @@ def test_going_back_brings_back_the_weights_as_long_as_the_revision_is_recorded(
     assert set(kept(cluster)) == set(cluster.records())
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_no_client_is_sent_to_a_revision_with_two_commits_while_another_serves(role: str, seed: int) -> None:
+    cluster, old = serving(seed)
+    new = cluster.ask(other(1))
+    cluster.sick.add(new)
+    cluster.settle()
+    stray = cluster.members(role, new)[0]
+    stray["status"]["initContainerStatuses"][0]["state"]["terminated"]["message"] = said(C)
+    cluster.hear()  # a pod has fetched its model long before it is ready
+    cluster.sick.clear()
+    cluster.watchers.append(lambda c: _old_serves(c, old))
+    cluster.steps(250)
+    goal = cluster.settle()
+    assert cluster.complete(new)
+    assert (goal.previous, kept(cluster)[new]) == (old, B)
+    cluster.watchers.clear()
+    del cluster.pods[stray["metadata"]["name"]]
+    cluster.steps(250)
+    goal = cluster.settle()
+    assert (goal.previous, goal.serving, told(cluster, new)) == (None, new, {B})
+
+
+def _old_serves(cluster: SimulatedCluster, old: str) -> None:
+    assert cluster.running("proxy", old), "proxies of the new revision take the place of the old ones"
+    assert cluster.serves(old)
+
+
 def test_the_commit_belongs_to_the_service_and_is_no_part_of_what_was_rendered() -> None:
     cluster, _ = serving(1)
     (key,) = [key for key, item in cluster.objects.items() if "commit" in item.get("data", {})]
