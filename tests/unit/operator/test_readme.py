@@ -38,7 +38,9 @@ def test_every_field_of_the_configuration_is_in_the_table() -> None:
 
 def test_every_reason_is_in_the_table_and_no_other() -> None:
     code = "\n".join(path.read_text() for path in Path(STATUS).glob("*.py"))
-    made = set(re.findall(r'(?:stalled|pending|unknown|asked_for|reason=|return)\(?\s*"([A-Z][A-Za-z]+)"', code))
+    made = set(
+        re.findall(r'(?:stalled|pending|unknown|asked_for|reason=|return)\(?\s*"([A-Z][A-Za-z]+)"', code)
+    )
     made |= set(re.findall(r'"([A-Z]\w+)" if missing', code)) | {
         "ContainerConfigError",
         "VolumeNotMounted",

@@ -15,6 +15,7 @@ from flowprefill_operator.config import OperatorConfig
 from flowprefill_operator.controller import main
 
 
+@pytest.mark.timeout(60)
 def test_a_signal_before_there_is_a_lease_ends_it_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     unhandled: list[int] = []
 
