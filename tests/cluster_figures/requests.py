@@ -92,7 +92,7 @@ def requests(bench: Bench) -> Iterator[Row]:
         under_load("scale up and down, eviction", lambda: _scale(service))
         before = service.lives()
         under_load("operator restart", lambda: _restart(service, installed))
-        under_load("chart upgrade", lambda: _upgrade(installed))
+        under_load("chart upgrade", lambda: _upgrade(service, installed))
         changed = sum(service.lives().get(uid) != restarts for uid, restarts in before.items())
         under_load("API server down for 2 minutes", lambda: _api_down(service))
         rolls = 0
@@ -157,9 +157,10 @@ def _restart(service: NodeService, installed: NodeRelease) -> None:
     service.wait_for("ConfigApplied", within_s=150.0)
 
 
-def _upgrade(installed: NodeRelease) -> None:
-    """To this checkout's chart and operator, with another default image for new pods."""
+def _upgrade(service: NodeService, installed: NodeRelease) -> None:
+    """To this checkout's chart and operator, with another default image for new pods, until it has said that it saw both."""
     installed.upgrade("--reset-values", "--set", "serving.images.torch.tag=later,logLevel=debug")
+    until(lambda: "upgradeAvailable" in service.get()["status"], "the operator names its newer image")
 
 
 def _api_down(service: NodeService) -> None:
