@@ -171,10 +171,10 @@ def _config_applied(view: View) -> Verdict:
     if not any(pod.role in WORKER_ROLES for _, pod in running(view)):
         return pending("Pending", "no worker is ready to follow the live configuration")
     if not behind:
-        return holds("InUse", f"all pods follow generation {wanted} of the live configuration")
+        return holds("InUse", f"all pods follow live configuration {wanted}")
     return pending(
         "Pending",
-        f"not all pods follow generation {wanted} of the live configuration yet: {', '.join(behind[:5])}",
+        f"not all pods follow live configuration {wanted} yet: {', '.join(behind[:5])}",
     )
 
 
