@@ -231,6 +231,12 @@ BAD_SERVICES = (
         message="two parentRefs name the same Gateway",
     ),
     BadService(
+        name="less-kv-than-one-block",
+        changes={"engine": {"kvCacheTokens": 64, "blockSize": 128}},
+        path="spec.engine.kvCacheTokens",
+        message="kvCacheTokens is below blockSize",
+    ),
+    BadService(
         name="pull-longer-than-the-lease",
         changes={"kvTransfer": {"leaseSeconds": 10}},
         path="spec.kvTransfer.timeoutSeconds",

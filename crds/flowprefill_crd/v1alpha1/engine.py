@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from flowprefill_crd.base import ApiObject, ImageName
+from flowprefill_crd.base import ApiObject, ImageName, Rule
 
 EngineType = Literal["torch", "vllm", "simulated"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -14,6 +14,16 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 class Engine(ApiObject):
     """The engine inside prefill and decode pods."""
+
+    rules: ClassVar = (
+        Rule(
+            message="kvCacheTokens is below blockSize; use at least blockSize",
+            cel="!has(self.kvCacheTokens) || self.kvCacheTokens >= self.blockSize",
+            holds=lambda e: e.kv_cache_tokens is None or e.kv_cache_tokens >= e.block_size,
+            field="kvCacheTokens",
+            seen=lambda e: f"{e.kv_cache_tokens} below {e.block_size}",
+        ),
+    )
 
     type: EngineType = "torch"
     """Which engine runs: torch (Hugging Face models, on CPU and GPU), vllm (stock vLLM with our plugin) or

@@ -138,7 +138,8 @@ class Role(ApiObject):
     )
 
     replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """Number of pods; 1 when neither this nor autoscaling is set. Applied live."""
+    """Number of pods; 1 when neither this nor autoscaling is set. A revision that is being replaced keeps
+    the number that it has. Applied live."""
 
     autoscaling: Autoscaling | None = None
     """Let the number of pods follow the load, instead of replicas. Applied live."""

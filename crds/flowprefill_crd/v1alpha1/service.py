@@ -106,7 +106,7 @@ class Spec(ApiObject):
     """The pods that compute prompts. Each field says whether it restarts pods."""
 
     decode: Decode = Decode()
-    """The pods that generate answers. Each field says whether it restarts pods."""
+    """The pods that generate answers, in mode Disaggregated. Each field says whether it restarts pods."""
 
     proxy: Proxy = Proxy()
     """The pods that take requests from clients. Each field says whether it restarts pods."""

@@ -33,17 +33,15 @@ def transitions(before: Status | None, after: Status) -> list[Condition]:
                 changed = known is None or known.reason != condition.reason
             case _:
                 changed = False
-        if changed and condition.reason not in ASKED_FOR:  # what a user has asked for is no news
+        if changed:
             found.append(condition)
     return found
 
 
 def event(service: FlowPrefillService, condition: Condition, *, instance: str) -> Object:
     """The Event that tells of a condition's transition."""
-    good = condition.status == "True" and condition.type != "Stalled"
-    name = {"Ready": "Ready", "Available": "Available"}.get(condition.type, condition.reason)
-    reason = name if condition.status == "True" else f"Not{name}"
     meta = service.metadata
+    name = condition.type if condition.type in ("Ready", "Available") else condition.reason
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
@@ -52,8 +50,8 @@ def event(service: FlowPrefillService, condition: Condition, *, instance: str) -
         "reportingController": CONTROLLER,
         "reportingInstance": instance,
         "action": "Reconcile",
-        "reason": reason,
-        "type": "Normal" if good else "Warning",
+        "reason": name if condition.status == "True" else f"Not{name}",
+        "type": "Normal" if is_good(condition) else "Warning",
         "note": f"{condition.reason}: {condition.message}"[:NOTE_LENGTH],
         "regarding": {
             "apiVersion": service.api_version,
@@ -65,11 +63,26 @@ def event(service: FlowPrefillService, condition: Condition, *, instance: str) -
     }
 
 
+def is_good(condition: Condition) -> bool:
+    """Whether a transition is what somebody wants: it came to hold, or ceased to because the spec asks for it."""
+    return condition.type != "Stalled" and (condition.status == "True" or condition.reason in ASKED_FOR)
+
+
 async def tell(
     cluster: Cluster, service: FlowPrefillService, conditions: list[Condition], instance: str
 ) -> None:
-    """Write Events. One that cannot be written is only logged: an Event is no state."""
+    """Log transitions and write their Events. One that cannot be written is only logged: an Event is no state."""
     for condition in conditions:
+        log.log(
+            logging.INFO if is_good(condition) else logging.WARNING,
+            "condition changed",
+            extra={
+                "service": f"{service.metadata.namespace}/{service.metadata.name}",
+                "condition": f"{condition.type}={condition.status}",
+                "reason": condition.reason,
+                "text": condition.message,
+            },
+        )
         try:
             await cluster.create(event(service, condition, instance=instance))
         except ClusterError as error:

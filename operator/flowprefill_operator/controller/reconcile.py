@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flowprefill_crd import FlowPrefillService, InvalidService, parse_service
-from flowprefill_operator.apply import Applied, Applier, Failure
+from flowprefill_operator.apply import Applied, Applier
 from flowprefill_operator.cluster.client import Cluster
 from flowprefill_operator.cluster.errors import ClusterError, Invalid, NotFound
 from flowprefill_operator.controller.events import tell, transitions
@@ -187,7 +187,10 @@ class Reconciler:
         failure = await self.applier.dry_run(recorded_deployments(decided.steps))
         if failure is None or not isinstance(failure.error, Invalid):
             return None
-        refusal = ("InvalidPodTemplate", _template_message(failure))
+        refusal = (
+            "InvalidPodTemplate",
+            f"the API server refuses the pods of {failure.name}: {failure.error.message}",
+        )
         self._refused[key] = (decided.target.name, time.monotonic(), refusal)
         return refusal
 
@@ -257,10 +260,6 @@ def to_prove(
         if found:
             return revision, found
     return None, {}
-
-
-def _template_message(failure: Failure) -> str:
-    return f"the API server refuses the pods of {failure.name} with spec.*.podTemplate merged in: {failure.error.message}"
 
 
 def _host(ip: str | None) -> str:

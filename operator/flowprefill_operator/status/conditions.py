@@ -87,9 +87,8 @@ def _ready(found: Mapping[str, Verdict]) -> Verdict:
 def _accepted(view: View) -> Verdict:
     if view.refusal is not None:
         reason, message = view.refusal
-        return stalled(
-            reason, f"{message}; what runs is left as it is, and not mended, until the spec is acted on"
-        )
+        left = "; what runs is left as it is, and not mended, until the spec is acted on"
+        return stalled(reason, message + (left if view.scene.deployments else ""))
     if view.service.spec.paused:
         return holds("Valid", "the spec is acted on once spec.paused is no longer true")
     return holds("Valid", "the spec is acted on")
@@ -203,6 +202,11 @@ def _available(view: View) -> Verdict:
         return Verdict(status="False", reason="NoPods", message="no revision has a ready pod in each role")
     if not proxies:
         return Verdict(status="False", reason="NoProxy", message="no proxy is ready")
+    if not any(
+        kind.kind == "Service" and item.labels.get(labels.ROLE) == PROXY
+        for (kind, _), item in view.scene.objects.items()
+    ):
+        return Verdict(status="False", reason="NoProxy", message="the proxies have no Service")
     workers = {rev for (role, rev) in view.scene.deployments if role in WORKER_ROLES}
     if not any(rev in view.reports.proven and view.scene.serves(rev) for rev in workers):
         return Verdict(status="False", reason="RoundTripPending", message="no token has been served yet")

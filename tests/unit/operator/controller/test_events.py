@@ -63,6 +63,8 @@ def test_events_are_for_transitions_that_somebody_looks_for(
     [
         (status(Ready="True:Serving"), "Ready", "Normal"),
         (status(Ready="False:CrashLoop"), "NotReady", "Warning"),
+        (status(Ready="Unknown:Paused"), "NotReady", "Normal"),
+        (status(Available="False:ScaledToZero"), "NotAvailable", "Normal"),
         (status(Available="True:Serving"), "Available", "Normal"),
         (status(Available="False:NoProxy"), "NotAvailable", "Warning"),
         (status(Stalled="True:ImagePullFailed"), "ImagePullFailed", "Warning"),
@@ -102,6 +104,33 @@ class Broken:
 
     async def create(self, item: Object) -> None:
         raise rbac_error("create", "events.events.k8s.io")
+
+
+class Silent:
+    """An API server that takes every Event."""
+
+    async def create(self, item: Object) -> None:
+        del item
+
+
+@pytest.mark.parametrize(
+    ("told", "level"),
+    [
+        (status(Ready="True:Serving"), "INFO"),
+        (status(Ready="Unknown:Paused"), "INFO"),
+        (status(Stalled="True:InvalidPodTemplate"), "WARNING"),
+    ],
+)
+async def test_a_transition_is_logged_with_its_reason(
+    told: Status, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await tell(Silent(), SERVICE, list(told.conditions), "i")  # type: ignore[arg-type]
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == (level, "condition changed")
+    said = vars(record)
+    assert said["service"] == "ns/example"
+    assert said["reason"] == told.conditions[0].reason
 
 
 async def test_an_event_that_cannot_be_written_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -243,7 +243,11 @@ async def test_a_refusal_is_a_warning_once_and_again_for_another_spec_and_is_for
     passes: Passes, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warned() -> list[str]:
-        found = [vars(record)["object"] for record in caplog.records if record.levelno == logging.WARNING]
+        found = [
+            vars(record)["object"]
+            for record in caplog.records
+            if (record.levelno, record.message) == (logging.WARNING, "object not applied")
+        ]
         caplog.clear()
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowprefill_operator.apply import Applied
-from flowprefill_operator.controller.events import transitions
+from flowprefill_operator.controller.events import is_good, transitions
 from flowprefill_operator.status.compute import status_of
 from flowprefill_operator.status.view import Reports
 from support.cluster_objects import (
@@ -172,7 +172,16 @@ def test_a_role_without_pods_is_as_asked_and_nothing_is_served() -> None:
     assert told(shown)[:2] == ("False", "ScaledToZero")
     assert {"Reconciling", "Stalled"}.isdisjoint(conditions(shown))
     assert told(shown, "Available")[:2] == ("False", "ScaledToZero")
-    assert transitions(status_of(view(serving()[0])), status_of(shown)) == []
+    told_of = transitions(status_of(view(serving()[0])), status_of(shown))
+    assert {change.type: is_good(change) for change in told_of} == {"Ready": True, "Available": True}
+
+
+def test_without_the_proxies_service_nothing_is_available() -> None:
+    cluster, _ = serving()
+    assert told(view(cluster), "Available")[0] == "True"
+    (service,) = [key for key in cluster.objects if key[0].kind == "Service" and key[1] == "example-proxy"]
+    cluster.lose(service)
+    assert told(view(cluster), "Available")[:2] == ("False", "NoProxy")
 
 
 def test_without_a_ready_proxy_nothing_is_available() -> None:
