@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator import labels
@@ -39,6 +40,17 @@ def _within(service: FlowPrefillService, role: str, replicas: int) -> int:
     scaling = part.autoscaling
     assert scaling is not None, "only an autoscaler's Deployment is planned without replicas"
     return min(max(replicas, scaling.min_replicas), scaling.max_replicas)
+
+
+def api_port(revision: Revision | None) -> int | None:
+    """The API port of a revision's proxies; None when it has none on record."""
+    for key, item in () if revision is None else revision.objects.items():
+        if key[0] == DEPLOYMENTS and role_of(item) == PROXY:
+            spec: Any = item["spec"]  # Any: what a release has recorded
+            containers = spec["template"]["spec"]["containers"]
+            ports = (port for container in containers for port in container.get("ports", ()))
+            return next((p["containerPort"] for p in ports if p.get("name") == labels.API_PORT), None)
+    return None
 
 
 def hand_over(wanted: Iterable[Object], service: FlowPrefillService, now: Scene) -> dict[str, int]:

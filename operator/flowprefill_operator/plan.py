@@ -27,14 +27,16 @@ def plan(
     *,
     revision: str | None = None,
     scaled_revision: str | None = None,
+    proxies_port: int | None = None,
 ) -> tuple[Object, ...]:
     """All objects of one revision of the service, in an order in which they can be applied.
 
     What pods refer to (configuration, accounts, claims, policies) comes before the pods. A change that running pods
     take over live changes no pod template. `revision` names the revision (the hash of the restart-relevant spec when
-    left out), `scaled_revision` the one that autoscalers aim at while another one serves.
+    left out), `scaled_revision` the one that autoscalers aim at while another one serves, and
+    `proxies_port` the API port of the proxies of that one while they stay.
     """
-    context = Context(fps, settings, revision, scaled_revision)
+    context = Context(fps, settings, revision, scaled_revision, proxies_port)
     planned: list[Object | None] = [
         config_map.revision_config(context),
         config_map.live_document(context),

@@ -2,15 +2,15 @@
 
 A revision is named by the hash of the restart-relevant spec. What its pods are made of is rendered once and kept in a
 ControllerRevision, so that an operator of another release, which would render other pods, restarts none. A newer default
-image is taken with the next restart-relevant change, or at once under `upgradePolicy: Automatic`, as a revision of its
-own name.
+image is taken with the next restart-relevant change, or at once under `upgradePolicy: Automatic` and where nothing has
+started of the one before, as a revision of its own name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,15 @@ def read_records(observed: Iterable[Observed], uid: str) -> dict[str, Revision]:
     return found
 
 
-def choose(service: FlowPrefillService, settings: PlanSettings, records: Mapping[str, Revision]) -> Target:
-    """The revision that the spec asks for, of those that exist or a new one."""
+def choose(
+    service: FlowPrefillService,
+    settings: PlanSettings,
+    records: Mapping[str, Revision],
+    *,
+    started: Callable[[str], bool] = lambda revision: True,
+) -> Target:
+    """The revision that the spec asks for, of those that exist or a new one. `started` says whether anything of a revision
+    runs or has: an image that cannot be pulled is not held on to."""
     spec_hash = restart_hash(service)
     images = images_of(Context(service, settings))
     latest = max((r.number for r in records.values()), default=0)
@@ -70,7 +77,7 @@ def choose(service: FlowPrefillService, settings: PlanSettings, records: Mapping
         return Target(name=spec_hash, number=latest + 1, recorded=None, upgrade=None)
     newest = max(mine, key=lambda r: r.number)
     outdated = newest.images != images
-    if outdated and service.spec.upgrade_policy == "Automatic":
+    if outdated and (service.spec.upgrade_policy == "Automatic" or not started(newest.name)):
         same = next((r for r in mine if r.images == images), None)  # used before, and to be used again
         name = _upgraded(spec_hash, images) if same is None else same.name
         return Target(name=name, number=latest + 1, recorded=same, upgrade=None)

@@ -12,11 +12,11 @@ A revision that never gets ready changes nothing beyond step 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator import labels
-from flowprefill_operator.fitting import hand_over, kept, role_of, same_generation, with_replicas
+from flowprefill_operator.fitting import api_port, hand_over, kept, role_of, same_generation, with_replicas
 from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, OWNED, RECORDS, kind_of
 from flowprefill_operator.observe.observed import Key, Observed
 from flowprefill_operator.pinning import commit_maps, is_commit, strays
@@ -75,7 +75,7 @@ def goal(
     """The next step. `proven` are the revisions that have served a token."""
     now = scene(observed, service.metadata.uid)
     records = read_records(observed.values(), service.metadata.uid)
-    target = choose(service, settings, records)
+    target = choose(service, settings, records, started=lambda rev: rev in proven or now.started(rev))
     previous = _previous(now, target.name, records, proven)
     if target.recorded is not None:
         settings = settings.pinned(target.recorded.images)
@@ -92,11 +92,20 @@ def goal(
     settled = _proxies_settled(now, target.name)
     asleep = any(w.replicas == 0 for role in roles if (w := now.workload(role, target.name)) is not None)
     done = previous is None or (up and settled and (asleep or target.name in proven))
-    others_pods = any(pod.role in WORKER_ROLES and pod.revision != target.name for pod in now.alive())
-    in_the_way = recreate and (previous is not None or others_pods)
+    others = {rev for role, rev in now.deployments if role in WORKER_ROLES}
+    others |= {pod.revision for pod in now.alive() if pod.role in WORKER_ROLES}
+    in_the_way = recreate and bool(others - {target.name})
 
     replacing = None if done else previous
-    planned = plan(service, settings, revision=target.name, scaled_revision=replacing)
+    # Clients follow the proxies: what tells them the way changes when the proxies do.
+    context = replace(context, proxies_port=None if replace_proxies else api_port(proxy_of))
+    planned = plan(
+        service,
+        settings,
+        revision=target.name,
+        scaled_revision=replacing,
+        proxies_port=context.proxies_port,
+    )
     profile, waits_for = _profile(context, now, planned)
     unprofiled = waits_for is not None
     waits_for = "the pods of the revision before to stop" if in_the_way else waits_for
@@ -141,16 +150,16 @@ def goal(
 
 def _previous(now: Scene, target: str, records: Mapping[str, Revision], proven: frozenset[str]) -> str | None:
     """The revision to replace: one that has served a token if any has, even if its pods are just restarting, then one
-    that has ready pods, the latest of them; None when there is no other."""
-    others = {rev for (role, rev) in now.deployments if role in WORKER_ROLES and rev != target}
-    if not others:
-        return None
+    that has ready pods, the latest of them. None when there is no other: what never served is in nobody's way, and must
+    not hold what the target needs."""
+    workers = {rev for (role, rev) in now.deployments if role in WORKER_ROLES}
+    others = {rev for rev in workers - {target} if rev in proven or now.serves(rev)}
 
     def rank(name: str) -> tuple[bool, bool, int, str]:
         number = records[name].number if name in records else 0
         return (name in proven, now.serves(name), number, name)
 
-    return max(others, key=rank)
+    return max(others, key=rank, default=None)
 
 
 def _proxy_revision(now: Scene) -> str | None:

@@ -44,6 +44,15 @@ class Scene:
         """Pods that run or may come to run; one that was evicted stays as an object, and takes no part any more."""
         return (pod for _, pod in self.pods if pod.phase not in ("Failed", "Succeeded"))
 
+    def started(self, revision: str) -> bool:
+        """Whether a container of any of a revision's pods runs or has run."""
+        return any(
+            container.running or container.ended is not None or container.restarts > 0
+            for _, pod in self.pods
+            if pod.revision == revision
+            for container in pod.containers
+        )
+
     def serves(self, revision: str) -> bool:
         """Whether a revision has a ready pod that does both, or one for each of prefill and decode."""
         roles = ("colocated",) if ("colocated", revision) in self.deployments else ("prefill", "decode")

@@ -59,7 +59,7 @@ class RevisionStatus(StatusObject):
     """Which revisions exist."""
 
     current: Name | None = None
-    """The revision that serves."""
+    """The revision that serves, or did last; absent before one has served a token."""
 
     updating: Name | None = None
     """The revision that is to replace it; absent outside a rollout."""

@@ -168,9 +168,7 @@ class Reconciler:
     def _recall(self, key: Key, service: FlowPrefillService) -> None:
         """A revision that the status says to have served need not prove itself again to a new operator."""
         status = service.status
-        if status is None or status.revision is None or status.revision.current is None:
-            return
-        if any(c.type == "Available" and c.status == "True" for c in status.conditions):
+        if status is not None and status.revision is not None and status.revision.current is not None:
             self.prober.remember_proven(key, status.revision.current)
 
     async def _template_refusal(self, key: Key, decided: Goal) -> tuple[str, str] | None:

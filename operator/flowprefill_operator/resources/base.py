@@ -33,6 +33,8 @@ class Context:
     """Name of the revision; the hash of the restart-relevant spec when left out."""
     scaled_revision: str | None = None
     """The revision whose Deployments autoscalers aim at; `revision` itself when left out."""
+    proxies_port: int | None = None
+    """The API port of proxies of another revision that clients still go to; the spec's own when left out."""
 
     @cached_property
     def revision(self) -> str:
@@ -58,6 +60,11 @@ class Context:
                 return spec.decode
             case "proxy":
                 return spec.proxy
+
+    @property
+    def service_port(self) -> int:
+        """The port at which clients reach the API."""
+        return self.proxies_port or self.service.spec.proxy.port_api
 
     def name(self, *suffixes: str) -> str:
         """Name of an owned object."""

@@ -23,7 +23,7 @@ def http_route(context: Context) -> Object | None:
         ],
         "rules": [
             {
-                "backendRefs": [{"name": context.name("proxy"), "port": proxy.port_api}],
+                "backendRefs": [{"name": context.name("proxy"), "port": context.service_port}],
                 "timeouts": {"request": f"{proxy.request_timeout_seconds + TIMEOUT_MARGIN_S}s"},
             }
         ],

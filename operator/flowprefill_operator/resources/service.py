@@ -10,7 +10,6 @@ from flowprefill_operator.resources.pod import ports
 
 def proxy_service(context: Context) -> Object:
     """`<name>-proxy`: the stable address of the OpenAI API. Admin ports are not in it."""
-    port = context.service.spec.proxy.port_api
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -19,7 +18,12 @@ def proxy_service(context: Context) -> Object:
             "type": "ClusterIP",
             "selector": context.selector("proxy"),
             "ports": [
-                {"name": labels.API_PORT, "port": port, "targetPort": labels.API_PORT, "protocol": "TCP"}
+                {
+                    "name": labels.API_PORT,
+                    "port": context.service_port,
+                    "targetPort": labels.API_PORT,
+                    "protocol": "TCP",
+                }
             ],
         },
     }
@@ -27,8 +31,8 @@ def proxy_service(context: Context) -> Object:
 
 def url(context: Context) -> str:
     """Base URL of the OpenAI API for clients in the cluster."""
-    namespace, port = context.service.metadata.namespace, context.service.spec.proxy.port_api
-    return f"http://{context.name('proxy')}.{namespace}.svc:{port}/v1"
+    namespace = context.service.metadata.namespace
+    return f"http://{context.name('proxy')}.{namespace}.svc:{context.service_port}/v1"
 
 
 def headless_service(context: Context, role: Role) -> Object:

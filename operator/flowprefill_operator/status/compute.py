@@ -72,7 +72,8 @@ def _revision(view: View) -> RevisionStatus | None:
     if view.goal is None:  # not acted on: what serves is what did
         return None if view.service.status is None else view.service.status.revision
     target = view.goal.target.name
-    current = view.goal.previous or (target if view.goal.serving == target else None)
+    served = (rev for rev in (view.goal.previous, target) if rev in view.reports.proven)
+    current = next(served, None)
     return RevisionStatus(current=current, updating=None if current == target else target)
 
 

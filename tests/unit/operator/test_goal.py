@@ -9,6 +9,7 @@ import pytest
 
 from flowprefill_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, JOBS, RECORDS, kind_of
 from flowprefill_operator.revisions import KEPT, key_of
+from support.cluster_objects import pod_status, running
 from support.rollouts import (
     AUTOSCALED,
     COLOCATED,
@@ -128,6 +129,58 @@ def test_a_profile_serves_every_revision_that_it_holds_for() -> None:
 
 def _no_job(cluster: SimulatedCluster) -> None:
     assert [name for kind, name in cluster.objects if kind == JOBS] == []
+
+
+def test_clients_keep_the_port_of_the_proxies_that_serve_until_those_are_replaced() -> None:
+    cluster, _ = settled(1)
+
+    def ways() -> tuple[int, str | None]:
+        named = ("Service", "example-proxy")
+        (service,) = [body for (kind, name), body in cluster.objects.items() if (kind.kind, name) == named]
+        return service["spec"]["ports"][0]["port"], cluster.goal().url
+
+    before = ways()
+    assert before == (8000, "http://example-proxy.ns.svc:8000/v1")
+    new = cluster.ask({"proxy": {"portApi": 8100}, "engine": {"blockSize": 32}})
+    cluster.sick.add(new)
+    cluster.settle()
+    assert ways() == before
+    cluster.sick.clear()
+    cluster.settle()
+    assert ways() == (8100, "http://example-proxy.ns.svc:8100/v1")
+
+
+def test_a_revision_that_never_served_makes_way_at_once_for_a_corrected_one() -> None:
+    """It may hold what the corrected one needs."""
+    cluster = SimulatedCluster(1)
+    wrong = cluster.ask()
+    cluster.sick.add(wrong)
+    cluster.settle()
+    assert cluster.members("prefill", wrong)
+    right = cluster.ask(OTHER)
+    assert cluster.goal().previous is None
+    cluster.settle()
+    assert cluster.members("prefill", wrong) == []
+    assert cluster.serves(right)
+
+
+def test_a_revision_of_which_nothing_has_started_takes_another_image_and_one_that_runs_does_not() -> None:
+    cluster = SimulatedCluster(1)
+    wrong = cluster.ask()
+    cluster.sick.add(wrong)
+    cluster.settle()
+    for pod in cluster.pods.values():
+        pod["status"] = {"phase": "Pending"}
+    cluster.hear()
+    cluster.settings = with_images(cluster.settings, "corrected")
+    mended = cluster.goal().target
+    assert (mended.name == wrong, mended.upgrade) == (False, None)
+    one = next(iter(cluster.pods.values()))
+    one["status"] = pod_status(running(), phase="Running")
+    cluster.hear()
+    kept = cluster.goal().target
+    assert kept.name == wrong
+    assert kept.upgrade is not None
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
