@@ -174,7 +174,9 @@ def _proxies_settled(now: Scene, target: str) -> bool:
 
 
 def _serving(now: Scene, target: str, previous: str | None) -> str | None:
-    if now.serves(target):
+    """The revision that requests go to: a proxy prefers its own, and the old one's stay until the new one's are ready."""
+    new_proxies = any(pod.role == PROXY and pod.revision == target and pod.ready for _, pod in now.pods)
+    if now.serves(target) and (new_proxies or previous is None or not now.serves(previous)):
         return target
     if previous is not None and now.serves(previous):
         return previous

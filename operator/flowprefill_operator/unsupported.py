@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from flowprefill_crd import FlowPrefillService
+from flowprefill_operator.fitting import role_of
+from flowprefill_operator.resources.base import Object
+from flowprefill_operator.resources.pod import container_name
 
 MULTI_NODE = "MultiNodeUnsupported"
 """Reason of the condition of a service whose roles span nodes."""
@@ -21,3 +27,16 @@ def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
         MULTI_NODE,
         f"{' and '.join(wide)}; this release serves roles whose pods each stay on one node, use 1",
     )
+
+
+def lost_container(deployments: Iterable[Object]) -> str | None:
+    """Which role's own container its podTemplate has taken away (by `$patch`); None when all have theirs."""
+    for item in deployments:
+        role: Any = role_of(item)
+        spec: Any = item["spec"]  # Any: what a user's patch has left
+        containers = spec["template"]["spec"].get("containers") or ()
+        names = [container.get("name") for container in containers]
+        wanted = container_name(role)
+        if wanted not in names:
+            return f"podTemplate leaves the {role} pods with containers {names}; there must be one named {wanted}"
+    return None

@@ -58,6 +58,17 @@ class Operator:
         self.store = Store(self._changed)
         self.prober = Prober(http, self.queue.add)
         self.metrics.queued.set_function(lambda: len(self.queue))
+        loop = asyncio.get_running_loop()
+        handlers = registry(
+            on_service=lambda event: loop.call_soon_threadsafe(self._on_service, event),
+            on_object=lambda kind, event: loop.call_soon_threadsafe(self._on_object, kind, event),
+            configuration=found.configuration,
+        )
+
+        def look_soon() -> None:
+            loop.call_soon_threadsafe(self.resync.soon.set)
+
+        self.watches = Watches(handlers, config.namespaces, ended=look_soon)
         mounts = Mounts(cluster)
         applier = Applier(cluster, self.store, served=self.surroundings.serves)
         self.reconciler = Reconciler(
@@ -83,26 +94,20 @@ class Operator:
             metrics=self.metrics,
             namespaces=config.namespaces,
             every_s=float(config.resync_seconds),
+            appeared=self.watches.begin_anew,
         )
         self.standing_by = config.leader_election.enabled
         self.sees_lease = False
-        self._configuration = found.configuration
 
     async def work(self, stop: asyncio.Event) -> None:
         """Watch, look and reconcile until `stop`; everything that was started is over on return."""
         self.standing_by = False
         self.metrics.leader.set(1)
         self.resync.beat_s = time.monotonic()
-        loop = asyncio.get_running_loop()
-        handlers = registry(
-            on_service=lambda event: loop.call_soon_threadsafe(self._on_service, event),
-            on_object=lambda kind, event: loop.call_soon_threadsafe(self._on_object, kind, event),
-            configuration=self._configuration,
-        )
         tasks = [
             asyncio.create_task(self.resync.run(), name="resync"),
             asyncio.create_task(self._passes(), name="passes"),
-            asyncio.create_task(Watches(handlers, self.config.namespaces).run(), name="watches"),
+            asyncio.create_task(self.watches.run(), name="watches"),
             asyncio.create_task(stop.wait(), name="stop"),
         ]
         try:

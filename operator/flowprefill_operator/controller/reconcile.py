@@ -36,7 +36,7 @@ from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.conditions import live_generation, running
 from flowprefill_operator.status.invalid import invalid_status
 from flowprefill_operator.status.view import View
-from flowprefill_operator.unsupported import unsupported
+from flowprefill_operator.unsupported import lost_container, unsupported
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,11 @@ class Reconciler:
             and time.monotonic() < known[1] + ASK_AGAIN_S
         ):
             return known[2]
-        failure = await self.applier.dry_run(recorded_deployments(decided.steps))
+        deployments = recorded_deployments(decided.steps)
+        lost = lost_container(deployments)
+        if lost is not None:
+            return "InvalidPodTemplate", lost
+        failure = await self.applier.dry_run(deployments)
         if failure is None or not isinstance(failure.error, Invalid):
             return None
         refusal = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flowprefill_crd.crd import HASH_ANNOTATION
@@ -48,6 +49,10 @@ class Resync:
     metrics: OperatorMetrics
     namespaces: tuple[str, ...]
     every_s: float
+    appeared: Callable[[], None]
+    """Called when an API is there that was not: watches of it have to begin."""
+    soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set it for a look at once: something has happened to the watches."""
     beat_s: float = field(default_factory=time.monotonic)
     _problem: str | None = None
     """Why the last look was not complete."""
@@ -65,7 +70,10 @@ class Resync:
                 known, self._problem = self._problem, str(error)
                 level = logging.DEBUG if known == self._problem else logging.WARNING
                 log.log(level, "resync not complete", extra={"reason": self._problem})
-            await asyncio.sleep(self._pause_s())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self.soon.wait()
+            self.soon.clear()
 
     def _pause_s(self) -> float:
         if not self.surroundings.synced:
@@ -129,6 +137,7 @@ class Resync:
             log.warning(CRD_MISSING)
         elif there and not self.surroundings.installed:
             log.info("the CustomResourceDefinition of FlowPrefillServices is installed")
+            self.appeared()
         self.surroundings.installed = there
 
     async def _try_watches(self, versions: Mapping[tuple[Kind, str | None], str]) -> None:
@@ -159,6 +168,8 @@ class Resync:
         (self.surroundings.absent.discard if served else self.surroundings.absent.add)(kind)
         if self.surroundings.synced:
             log.info("API appeared" if served else "API is gone", extra={"resource": kind.resource})
+            if served:
+                self.appeared()
 
     async def _look_at_crd(self) -> None:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kopf
@@ -28,10 +28,13 @@ REASON_LENGTH = 300
 class Watches:
     """Runs kopf until stopped. The registry's handlers are called on kopf's loop."""
 
-    def __init__(self, registry: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
-        """`namespaces` to watch; empty is all."""
+    def __init__(
+        self, registry: kopf.OperatorRegistry, namespaces: Sequence[str], *, ended: Callable[[], None]
+    ) -> None:
+        """`namespaces` to watch; empty is all. `ended` is called, on the thread, when watches end by themselves."""
         self._registry = registry
         self._namespaces = tuple(namespaces)
+        self._ended = ended
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -43,10 +46,14 @@ class Watches:
             await asyncio.shield(thread)
         finally:
             self._stopping.set()
-            loop, stop = self._loop, self._stop
-            if loop is not None and stop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(stop.set)
+            self.begin_anew()
             await thread
+
+    def begin_anew(self) -> None:
+        """End kopf; unless this was stopped it begins again, and finds what APIs there are now. From any thread."""
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
@@ -59,6 +66,7 @@ class Watches:
                     exc_info=log.isEnabledFor(logging.DEBUG),
                     extra={"reason": _words(error), "pause_s": PAUSE_S},
                 )
+                self._ended()
             self._stopping.wait(PAUSE_S)
 
     async def _watch(self) -> None:

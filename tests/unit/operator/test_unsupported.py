@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from flowprefill_crd import parse_service
-from flowprefill_operator.unsupported import unsupported
+from flowprefill_operator.plan import plan
+from flowprefill_operator.settings import PlanSettings
+from flowprefill_operator.unsupported import lost_container, unsupported
 from support.services import MINIMAL_SPEC, document, merged
 
 
@@ -41,3 +43,23 @@ def test_a_role_that_spans_nodes_is_refused_by_its_field(changed: dict[str, Any]
 def test_what_can_be_planned_is_taken(changed: dict[str, Any]) -> None:
     """Colocated services have no decode pods, so what they say of these means nothing."""
     assert unsupported(parse_service(document(merged(MINIMAL_SPEC, changed)))) is None
+
+
+@pytest.mark.parametrize(
+    ("patch", "lost"),
+    [
+        ({}, None),
+        ({"containers": [{"name": "sidecar", "image": "x"}]}, None),
+        ({"containers": [{"name": "prefill", "$patch": "delete"}]}, "prefill"),
+        ({"$patch": "replace", "containers": [{"name": "main", "image": "x"}]}, "prefill"),
+    ],
+    ids=str,
+)
+def test_a_template_that_takes_the_role_s_own_container_away_is_told(
+    patch: dict[str, Any], lost: str | None
+) -> None:
+    changed = {"prefill": {"podTemplate": {"spec": patch}}}
+    objects = plan(parse_service(document(merged(MINIMAL_SPEC, changed))), PlanSettings())
+    found = lost_container(item for item in objects if item["kind"] == "Deployment")
+    assert (found is None) == (lost is None)
+    assert lost is None or f"one named {lost}" in str(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -35,6 +35,8 @@ class Looking:
     api: SmallApi
     objects: KeptObjects
     resync: Resync
+    appeared: list[bool] = field(default_factory=list)
+    """One entry for each time that watches had to begin anew."""
 
     @property
     def surroundings(self) -> Surroundings:
@@ -60,6 +62,7 @@ def looking(api: SmallApi, cluster: Cluster, *, namespaces: tuple[str, ...] = ()
         metrics=OperatorMetrics(),
         namespaces=namespaces,
         every_s=60.0,
+        appeared=lambda: found.appeared.append(True),
     )
     found = Looking(api, KeptObjects(api), resync)
     found.objects.add(document(namespace="ns", uid="u"))
@@ -160,12 +163,15 @@ async def test_apis_of_other_projects_are_found_when_they_come_and_when_they_go(
     assert look.surroundings.absent == OPTIONAL
     listed = {r.path.rpartition("/")[2] for r in look.api.requests if "limit" in r.query}
     assert listed.isdisjoint({kind.plural for kind in OPTIONAL})
+    assert look.appeared == []
     look.objects.absent = set()
     await look.resync.look()
     assert look.surroundings.absent == set()
+    assert len(look.appeared) == len(OPTIONAL)
     look.objects.absent = set(OPTIONAL)
     await look.resync.look()
     assert look.surroundings.absent == OPTIONAL
+    assert len(look.appeared) == len(OPTIONAL)
 
 
 async def test_a_broken_api_of_another_project_keeps_nothing_else_from_being_read(look: Looking) -> None:
@@ -213,8 +219,10 @@ async def test_a_cluster_without_the_crd_is_told_once_and_when_it_is_there(
     assert (told(), look.surroundings.unready()) == ([missing], missing)
     await look.resync.look()
     assert (told(), look.surroundings.unready()) == ([], missing)
+    assert look.appeared == []
     look.objects.absent.clear()
     await look.resync.look()
+    assert look.appeared == [True]
     assert (told(), look.surroundings.unready()) == (
         ["the CustomResourceDefinition of FlowPrefillServices is installed"],
         None,

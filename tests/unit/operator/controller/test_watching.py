@@ -47,7 +47,9 @@ async def test_watches_that_fail_begin_anew_after_one_line_in_the_log_and_end_wi
     stand_in = FailingOnce(error)
     monkeypatch.setattr(kopf, "operator", stand_in)
     monkeypatch.setattr(watching, "PAUSE_S", 0.01)
-    task = asyncio.create_task(Watches(kopf.OperatorRegistry(), ()).run())
+    ends: list[str] = []
+    watches = Watches(kopf.OperatorRegistry(), (), ended=lambda: ends.append("ended"))
+    task = asyncio.create_task(watches.run())
     assert await asyncio.to_thread(stand_in.watching.wait, 10.0)
     assert stand_in.runs == 2
     task.cancel()
@@ -58,3 +60,28 @@ async def test_watches_that_fail_begin_anew_after_one_line_in_the_log_and_end_wi
     (record,) = caplog.records
     assert vars(record)["reason"] == reason
     assert not record.exc_info
+    assert ends == ["ended"]
+
+
+async def test_watches_that_are_told_to_begin_anew_do_so_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in = FailingOnce(RuntimeError())
+    stand_in.runs = 1
+    monkeypatch.setattr(kopf, "operator", stand_in)
+    monkeypatch.setattr(watching, "PAUSE_S", 0.01)
+    ends: list[str] = []
+    watches = Watches(kopf.OperatorRegistry(), (), ended=lambda: ends.append("ended"))
+    watches.begin_anew()  # before it began, there is nothing to end
+    task = asyncio.create_task(watches.run())
+    for runs in (2, 3):
+        assert await asyncio.to_thread(stand_in.watching.wait, 10.0)
+        assert stand_in.runs == runs
+        stand_in.watching.clear()
+        watches.begin_anew()
+    assert await asyncio.to_thread(stand_in.watching.wait, 10.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ends == []
+    assert caplog.records == []
