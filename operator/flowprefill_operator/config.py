@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from flowprefill_crd import InvalidConfig, Problem
 from flowprefill_crd.base import DnsLabel, DnsSubdomain, ImageName
 from flowprefill_crd.parse import problems_of, shown
-from flowprefill_crd.rules import Unique
+from flowprefill_crd.rules import Rule, Rules, Unique
 from flowprefill_operator.settings import PlanSettings
 
 
@@ -25,6 +25,18 @@ class _Part(BaseModel):
         validate_by_name=False,
         use_attribute_docstrings=True,
     )
+
+
+_SELECTORS = frozenset({"podSelector", "namespaceSelector", "ipBlock"})
+_PEER = Rule(
+    message="use one or more of podSelector, namespaceSelector and ipBlock, each an object",
+    cel="",
+    holds=lambda peer: (
+        bool(peer) and peer.keys() <= _SELECTORS and all(isinstance(v, dict) for v in peer.values())
+    ),
+    seen=shown,
+)
+"""A NetworkPolicyPeer; what its selectors hold is checked by the API server."""
 
 
 class Images(_Part):
@@ -57,12 +69,13 @@ class OperatorConfig(_Part):
     images: Images = Images()
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     image_pull_secrets: Annotated[tuple[DnsSubdomain, ...], Field(max_length=8)] = ()
-    """Names of Secrets that serving pods pull images with; they must exist in the service's namespace."""
+    """Names of Secrets that serving pods pull images with; they must exist in the service's namespace. Like other
+    settings of pods they reach a service with its next revision."""
 
     network_policy: bool = True
     """Create NetworkPolicies for the pods of services."""
 
-    monitoring_from: Annotated[tuple[dict[str, Any], ...], Field(max_length=32)] = ()
+    monitoring_from: Annotated[tuple[Annotated[dict[str, Any], Rules(_PEER)], ...], Field(max_length=32)] = ()
     """NetworkPolicyPeers that may reach the pods' admin ports, besides the operator and the service's own pods."""
 
     leader_election: LeaderElection = LeaderElection()

@@ -7,6 +7,7 @@ from typing import Any
 
 from flowprefill_crd import FlowPrefillService
 from flowprefill_operator.fitting import role_of
+from flowprefill_operator.kinds import DEPLOYMENTS, kind_of
 from flowprefill_operator.resources.base import Object
 from flowprefill_operator.resources.pod import container_name
 
@@ -29,9 +30,11 @@ def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
     )
 
 
-def lost_container(deployments: Iterable[Object]) -> str | None:
+def lost_container(planned: Iterable[Object]) -> str | None:
     """Which role's own container its podTemplate has taken away (by `$patch`); None when all have theirs."""
-    for item in deployments:
+    for item in planned:
+        if kind_of(item) != DEPLOYMENTS:
+            continue
         role: Any = role_of(item)
         spec: Any = item["spec"]  # Any: what a user's patch has left
         containers = spec["template"]["spec"].get("containers") or ()

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from flowprefill_crd.base import ApiObject, ImageName, Rule
+from flowprefill_crd.base import ApiObject, ImageName
+from flowprefill_crd.rules import Rule
 
 EngineType = Literal["torch", "vllm", "simulated"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

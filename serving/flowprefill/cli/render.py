@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +33,20 @@ def render(
     with guarded():
         import yaml
 
-        from flowprefill_operator.plan import plan
+        from flowprefill_operator.plan import Object, plan
         from flowprefill_operator.settings import PlanSettings
+        from flowprefill_operator.unsupported import lost_container, unsupported
 
         kinds = {name.lower() for name in kind or ()}
         settings = PlanSettings()
-        objects = [item for service in read_services(file) for item in plan(service, settings)]
+        objects: list[Object] = []
+        for service in read_services(file):
+            planned = plan(service, settings)
+            _, refused = unsupported(service) or ("", lost_container(planned))
+            if refused is not None:
+                name = service.metadata.name
+                print(f"flowprefill: {name}: the operator does not act on this: {refused}", file=sys.stderr)
+            objects += planned
         chosen = [item for item in objects if not kinds or str(item["kind"]).lower() in kinds]
         print(yaml.dump_all(chosen, Dumper=_dumper(), sort_keys=False, width=110), end="")
 

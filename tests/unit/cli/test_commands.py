@@ -155,6 +155,16 @@ def test_render_prints_yaml_with_one_object_a_document(sample: Path) -> None:
     assert json.loads(live)["sloClasses"]
 
 
+def test_render_says_what_the_operator_would_not_act_on(valid: Path) -> None:
+    body = yaml.safe_load(valid.read_text())
+    body["spec"].setdefault("prefill", {})["nodes"] = 2
+    valid.write_text(yaml.safe_dump(body))
+    done = RUN.invoke(app, ["render", "-f", str(valid)])
+    assert done.exit_code == 0
+    assert "the operator does not act on this: spec.prefill.nodes is 2" in done.stderr
+    assert list(yaml.safe_load_all(done.stdout))
+
+
 def test_render_can_be_narrowed_to_kinds(valid: Path) -> None:
     done = RUN.invoke(app, ["render", "-f", str(valid), "-k", "service", "-k", "ServiceAccount"])
     kinds = {item["kind"] for item in yaml.safe_load_all(done.stdout)}

@@ -75,6 +75,11 @@ def test_images_that_are_left_out_are_this_release_s_own(tmp_path: Path) -> None
 
 
 WRONG: dict[str, tuple[str, str, str]] = {
+    "a peer of no kind": (
+        "monitoringFrom: [{pods: {}}]",
+        "monitoringFrom[0]",
+        'use one or more of podSelector, namespaceSelector and ipBlock, each an object; got {"pods": {}}',
+    ),
     "an unknown field": ("resyncSecond: 5", "resyncSecond", "unknown field; did you mean resyncSeconds?"),
     "a name in Python's way": (
         "resync_seconds: 5",

@@ -60,6 +60,6 @@ def test_a_template_that_takes_the_role_s_own_container_away_is_told(
 ) -> None:
     changed = {"prefill": {"podTemplate": {"spec": patch}}}
     objects = plan(parse_service(document(merged(MINIMAL_SPEC, changed))), PlanSettings())
-    found = lost_container(item for item in objects if item["kind"] == "Deployment")
+    found = lost_container(objects)
     assert (found is None) == (lost is None)
     assert lost is None or f"one named {lost}" in str(found)
