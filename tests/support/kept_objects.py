@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from flowprefill_crd.crd import HASH_ANNOTATION
@@ -43,6 +44,7 @@ class KeptObjects:
         )
         meta["resourceVersion"] = str(next(self._numbers))
         meta.setdefault("uid", f"uid-{next(self._numbers)}")
+        meta.setdefault("creationTimestamp", datetime.now(UTC).isoformat(timespec="seconds"))
         self.items[kind, meta["namespace"], meta["name"]] = item
         return item
 

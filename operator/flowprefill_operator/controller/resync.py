@@ -7,8 +7,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from flowprefill_crd.crd import HASH_ANNOTATION
 from flowprefill_crd.schema_hash import SCHEMA_HASH
@@ -32,6 +34,9 @@ FIRST_RETRY_S = 1.0
 INSTALL_RETRY_S = 5.0
 """Between two looks while the CRD is not installed: whoever installs it waits for the operator to be ready."""
 
+UNTOLD_S = 10.0
+"""Age of a service of which no watch has told, from which on the watch is taken for broken."""
+
 WATCHES_AT_ONCE = 32
 
 
@@ -50,7 +55,7 @@ class Resync:
     namespaces: tuple[str, ...]
     every_s: float
     appeared: Callable[[], None]
-    """Called when an API is there that was not: watches of it have to begin."""
+    """Called when watches have to begin anew: an API is there that was not, or one is watched in vain."""
     soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set it for a look at once: something has happened to the watches."""
     beat_s: float = field(default_factory=time.monotonic)
@@ -126,11 +131,23 @@ class Resync:
             return 0, None
         self.surroundings.allow("list", kind)
         if kind == SERVICES:
+            if self.surroundings.synced and self.surroundings.installed and self._untold(items):
+                log.warning("a service is known by a look alone; watches begin anew")
+                self.appeared()
             self._installed(True)
             for gone in self.services.replace(items, version, namespace):
                 self.queue.add(gone)
             return 0, version
         return self.store.replace(kind, items, version, namespace=namespace), version
+
+    def _untold(self, items: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether there is a service that a watch should have told of by now."""
+        oldest = datetime.now(UTC) - timedelta(seconds=UNTOLD_S)
+        return any(
+            self.services.get((meta["namespace"], meta["name"])) is None
+            and datetime.fromisoformat(meta["creationTimestamp"]) < oldest
+            for meta in (item["metadata"] for item in items)
+        )
 
     def _installed(self, there: bool) -> None:
         if self.surroundings.installed and not there:

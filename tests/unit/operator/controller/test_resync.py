@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -191,6 +192,21 @@ async def test_a_look_that_fails_is_no_look(look: Looking) -> None:
     assert not look.surroundings.synced
 
 
+@pytest.mark.parametrize(("age_s", "begins"), [(1.0, []), (60.0, [True])])
+async def test_a_service_that_no_watch_has_told_of_in_time_makes_watches_begin_anew(
+    look: Looking, age_s: float, begins: list[bool]
+) -> None:
+    await look.resync.look()
+    created = (datetime.now(UTC) - timedelta(seconds=age_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = document(namespace="ns", uid="other")
+    body["metadata"] |= {"name": "other", "creationTimestamp": created}
+    look.objects.add(body)
+    await look.resync.look()
+    assert look.appeared == begins
+    await look.resync.look()
+    assert look.appeared == begins, "it is known now"
+
+
 async def test_a_crd_of_another_release_is_told(look: Looking) -> None:
     await look.resync.look()
     assert not look.surroundings.schema_outdated
@@ -204,7 +220,7 @@ async def test_a_cluster_without_the_crd_is_told_once_and_when_it_is_there(
     look: Looking, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> list[str]:
-        found = [record.getMessage() for record in caplog.records]
+        found = [r.getMessage() for r in caplog.records if r.name.startswith("flowprefill_operator")]
         caplog.clear()
         return found
 
