@@ -185,7 +185,7 @@ def size(bench: Bench) -> Iterator[Row]:
 
 FIGURES = (
     Figure(
-        name="requests", summary="requests that fail while the cluster changes", minutes=15, measure=requests
+        name="requests", summary="requests that fail while the cluster changes", minutes=10, measure=requests
     ),
     Figure(name="image", summary="size of the operator's image", minutes=3, measure=size),
 )

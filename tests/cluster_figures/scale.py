@@ -96,4 +96,4 @@ def _ready(body: Json) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-FIGURES = (Figure(name="scale", summary="200 services at once", minutes=8, measure=scale),)
+FIGURES = (Figure(name="scale", summary="200 services at once", minutes=3, measure=scale),)
