@@ -150,6 +150,24 @@ def test_clients_keep_the_port_of_the_proxies_that_serve_until_those_are_replace
     assert ways() == (8100, "http://example-proxy.ns.svc:8100/v1")
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_old_revision_serves_until_a_proxy_of_the_new_one_is_ready(seed: int) -> None:
+    cluster, old = settled(seed)
+    seen: set[str | None] = set()
+
+    def check(cluster: SimulatedCluster) -> None:
+        goal = cluster.goal()
+        seen.add(goal.serving)
+        told = {pod["metadata"]["labels"]["flowprefill.io/revision"] for pod in cluster.running("proxy")}
+        if goal.serving == new and cluster.serves(old):
+            assert new in told
+
+    new = cluster.ask(OTHER)
+    cluster.watchers.append(check)
+    cluster.settle()
+    assert {old, new} <= seen
+
+
 def test_a_revision_that_never_served_makes_way_at_once_for_a_corrected_one() -> None:
     """It may hold what the corrected one needs."""
     cluster = SimulatedCluster(1)
