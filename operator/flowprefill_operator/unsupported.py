@@ -14,6 +14,9 @@ from flowprefill_operator.resources.pod import container_name
 MULTI_NODE = "MultiNodeUnsupported"
 """Reason of the condition of a service whose roles span nodes."""
 
+INVALID_TEMPLATE = "InvalidPodTemplate"
+"""Reason of the condition of a service whose pods cannot be as the spec changes them."""
+
 
 def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
     """Reason and message when the service asks for what no pods can be planned for; None when all of it can be."""
@@ -30,8 +33,8 @@ def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
     )
 
 
-def lost_container(planned: Iterable[Object]) -> str | None:
-    """Which role's own container its podTemplate has taken away (by `$patch`); None when all have theirs."""
+def lost_container(planned: Iterable[Object]) -> tuple[str, str] | None:
+    """Reason and message when a role's podTemplate has taken its own container away (by `$patch`); None when all have theirs."""
     for item in planned:
         if kind_of(item) != DEPLOYMENTS:
             continue
@@ -41,5 +44,8 @@ def lost_container(planned: Iterable[Object]) -> str | None:
         names = [container.get("name") for container in containers]
         wanted = container_name(role)
         if wanted not in names:
-            return f"podTemplate leaves the {role} pods with containers {names}; there must be one named {wanted}"
+            return (
+                INVALID_TEMPLATE,
+                f"podTemplate leaves the {role} pods with containers {names}; there must be one named {wanted}",
+            )
     return None

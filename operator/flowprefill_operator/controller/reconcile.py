@@ -36,7 +36,7 @@ from flowprefill_operator.status.compute import as_json, status_of
 from flowprefill_operator.status.conditions import live_generation, running
 from flowprefill_operator.status.invalid import invalid_status
 from flowprefill_operator.status.view import View
-from flowprefill_operator.unsupported import lost_container, unsupported
+from flowprefill_operator.unsupported import INVALID_TEMPLATE, lost_container, unsupported
 
 log = logging.getLogger(__name__)
 
@@ -185,12 +185,12 @@ class Reconciler:
         deployments = recorded_deployments(decided.steps)
         lost = lost_container(deployments)
         if lost is not None:
-            return "InvalidPodTemplate", lost
+            return lost
         failure = await self.applier.dry_run(deployments)
         if failure is None or not isinstance(failure.error, Invalid):
             return None
         refusal = (
-            "InvalidPodTemplate",
+            INVALID_TEMPLATE,
             f"the API server refuses the pods of {failure.name}: {failure.error.message}",
         )
         self._refused[key] = (decided.target.name, time.monotonic(), refusal)

@@ -107,9 +107,7 @@ def _objects_applied(view: View) -> Verdict:
         verdict = of_failure(first)
         others = ", ".join(f"{failure.kind.kind} {failure.name}" for failure in more[:OTHERS])
         rest = f"; also {others}{', ...' if len(more) > OTHERS else ''}" if more else ""
-        return Verdict(
-            status="False", reason=verdict.reason, message=verdict.message + rest, stalled=verdict.stalled
-        )
+        return replace(verdict, message=verdict.message + rest)
     missing = next((verdict for _, verdict in _absent(view)), None)
     return missing or holds("Applied", "every object is as planned")
 

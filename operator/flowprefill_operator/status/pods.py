@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from flowprefill_operator.kinds import DEPLOYMENTS
 from flowprefill_operator.observe.observed import Container, Observed, Pod, Workload
@@ -60,8 +61,7 @@ def role_verdict(view: View, role: str, revision: str) -> Verdict:
     found = worst([*astray, *problems(members(view, role, revision), view.reports.mounts)])
     if found is None:
         return pending("PodsStarting", f"{counted}{_unsettled(deployment, workload)}")
-    text = f"{counted}; {found.message}"
-    return Verdict(status="False", reason=found.reason, message=text, stalled=found.stalled)
+    return replace(found, message=f"{counted}; {found.message}")
 
 
 def _unsettled(deployment: Observed, workload: Workload) -> str:

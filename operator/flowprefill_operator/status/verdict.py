@@ -18,7 +18,10 @@ class Verdict:
     reason: str
     message: str = ""
     stalled: bool = False
-    asked_for: bool = False
+
+    @property
+    def asked_for(self) -> bool:
+        return self.status != "True" and self.reason in ASKED_FOR
 
 
 def holds(reason: str, message: str = "") -> Verdict:
@@ -46,4 +49,4 @@ def asked_for(
     status: Literal["False", "Unknown"] = "False",
 ) -> Verdict:
     """Not so, and nobody waits for it."""
-    return Verdict(status=status, reason=reason, message=message, asked_for=True)
+    return Verdict(status=status, reason=reason, message=message)

@@ -42,10 +42,10 @@ def render(
         objects: list[Object] = []
         for service in read_services(file):
             planned = plan(service, settings)
-            _, refused = unsupported(service) or ("", lost_container(planned))
+            refused = unsupported(service) or lost_container(planned)
             if refused is not None:
-                name = service.metadata.name
-                print(f"flowprefill: {name}: the operator does not act on this: {refused}", file=sys.stderr)
+                name, (_, why) = service.metadata.name, refused
+                print(f"flowprefill: {name}: the operator does not act on this: {why}", file=sys.stderr)
             objects += planned
         chosen = [item for item in objects if not kinds or str(item["kind"]).lower() in kinds]
         print(yaml.dump_all(chosen, Dumper=_dumper(), sort_keys=False, width=110), end="")
