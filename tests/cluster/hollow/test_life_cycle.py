@@ -135,10 +135,7 @@ def test_a_restart_relevant_change_replaces_the_pair_only_when_the_new_one_is_re
     assert {revision_of(pod) for pod in cluster.pods(namespace, "web", "proxy")} == {old}
     cluster.node.forget(rule)
     cluster.wait_ready(namespace, "web")
-    until(
-        lambda: old not in {revision_of(pod) for pod in cluster.pods(namespace, "web")},
-        "the old revision is gone",
-    )
+    until(lambda: old not in cluster.revisions(namespace, "web"), "the old revision is gone")
     service = cluster.service(namespace, "web")
     assert service["status"]["revision"] == {"current": status["revision"]["updating"]}
     names = {

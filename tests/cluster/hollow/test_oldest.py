@@ -37,7 +37,7 @@ def test_a_service_lives_on_the_oldest_supported_kubernetes(cluster: Operated) -
     cluster.wait_ready(NAMESPACE, "web")
     cluster.change(NAMESPACE, "web", {"engine": {"blockSize": 32}})
     cluster.wait_ready(NAMESPACE, "web")
-    (revision,) = {p["metadata"]["labels"]["flowprefill.io/revision"] for p in cluster.pods(NAMESPACE, "web")}
-    assert cluster.service(NAMESPACE, "web")["status"]["revision"]["current"] == revision
+    current = cluster.service(NAMESPACE, "web")["status"]["revision"]["current"]
+    until(lambda: cluster.revisions(NAMESPACE, "web") == {current}, "the pods before the change are gone")
     cluster.delete(SERVICES, NAMESPACE, "web")
     until(lambda: cluster.get(SERVICES, NAMESPACE, "web") is None, "the service is gone", within_s=5.0)

@@ -158,6 +158,10 @@ class Operated:
         labels = {"flowprefill.io/service": service} | ({"flowprefill.io/role": role} if role else {})
         return [p for p in self.list(PODS, namespace, **labels) if "deletionTimestamp" not in p["metadata"]]
 
+    def revisions(self, namespace: str, service: str) -> set[str]:
+        """Revisions of a service's pods that are to stay. The one before leaves some time after Ready."""
+        return {pod["metadata"]["labels"]["flowprefill.io/revision"] for pod in self.pods(namespace, service)}
+
     @contextmanager
     def operator_down(self) -> Iterator[None]:
         """No operator runs inside."""
