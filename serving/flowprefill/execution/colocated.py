@@ -3,11 +3,7 @@
 A step enters the scheduler as a request of kind `decode`, due one TBT target after the oldest of its sequences' last tokens. So
 prefill and decode share the engine under one policy: a step that is due preempts a long prefill.
 
-Steps are paced. A step is due much sooner than a long prompt, so steps one right after the other would never let it
-run. While prompts are outstanding the next step therefore enters only when half of its time is gone, or earlier where steps
-take long (1.5 times their recent length before the deadline); the time between is the prompts'. With no prompt there, or
-with a sequence that has no token yet, it enters at once. A step that cannot be in time any more is due one target from now:
-a policy that puts lost deadlines last would else leave it behind every prompt there is.
+Steps are paced (`pacing.py`), so that one right after the other does not keep a long prompt from running.
 
 Wiring (the pool here covers the engine's blocks from `block_offset` on, the scheduler's pool those before):
 
@@ -35,6 +31,7 @@ from flowprefill.errors import EngineFailed, Unavailable
 from flowprefill.execution.decode import DecodeJob, DecodeListener, DecodeState, EndReason
 from flowprefill.execution.decode_batch import DecodeBatch, StepFailure
 from flowprefill.execution.decode_loop import STOPPING, checked_tokens, tell
+from flowprefill.execution.pacing import StepPacer, StepTiming
 from flowprefill.execution.results import Finished, FinishedDecode
 from flowprefill.request import Request
 from flowprefill.scheduling.actions import Outcome, Task
@@ -42,15 +39,6 @@ from flowprefill.scheduling.kv import KVCachePool
 
 STEP_PREFIX = "decode-step/"
 """Request ids of decode steps begin like this; no other request's id may."""
-
-
-PACE_MARGIN = 1.5
-"""A paced step enters at least this many times the recent length of steps before its deadline."""
-
-PACE_SHARE = 0.5
-"""And at least this part of its target before it, which is what a running prompt may take to reach a point."""
-
-_RECENT = 0.2  # weight of the latest step in their recent length
 
 
 class StepSink(Protocol):
@@ -90,11 +78,9 @@ class ColocatedDecode:
         self._step_id: str | None = None  # the request id of the part that runs now
         self._parts: deque[tuple[DecodeSequence, ...]] = deque()  # what is left of the present step
         self._results: list[int | StepFailure] = []
-        self._entered_s = 0.0  # when the present part entered the scheduler
-        self._step_s: float | None = None  # how long parts took lately, from entering to outcome
+        self._lengths = StepPacer()
         self._last_token_s: dict[str, float] = {}
-        self._due_s = 0.0  # deadline and tightest target of the step that begins
-        self._tightest_s = 1.0
+        self._timing: StepTiming | None = None  # of the step that begins
         self._closed = False
         self._pace_until_s: float | None = None
         self._pace_wake = clock.signal()
@@ -171,9 +157,7 @@ class ColocatedDecode:
             if request_id != self._step_id:
                 return True  # a step of before `close`
             self._step_id = None
-            took_s = self._clock.now_s() - self._entered_s
-            before_s = took_s if self._step_s is None else self._step_s
-            self._step_s = before_s + _RECENT * (took_s - before_s)
+            self._lengths.ended(self._clock.now_s())
             match outcome:
                 case "completed":
                     assert isinstance(result, FinishedDecode)
@@ -220,17 +204,15 @@ class ColocatedDecode:
         joins = any(job.request_id not in self._last_token_s and job.first_token_id is None for job in jobs)
         self._last_token_s = {job.request_id: self._last_token_s.get(job.request_id, now_s) for job in jobs}
         self._pace_until_s = None
-        if not jobs:
-            return False
+        targets = [(self._last_token_s[job.request_id], job.tbt_slo_s) for job in jobs]
         assert self._driver is not None, "connect comes before the first submit"
-        self._due_s = min(self._last_token_s[job.request_id] + job.tbt_slo_s for job in jobs)
-        self._tightest_s = min(job.tbt_slo_s for job in jobs)
-        if joins or self._step_s is None or self._driver.num_outstanding == 0:
+        at_once = joins or self._driver.num_outstanding == 0
+        self._timing = self._lengths.timing(targets, now_s, at_once=at_once)
+        if self._timing is None:
+            return False
+        if self._timing.enter_s <= now_s:
             return True
-        enter_s = self._due_s - max(PACE_MARGIN * self._step_s, PACE_SHARE * self._tightest_s)
-        if enter_s <= now_s:
-            return True
-        self._pace_until_s = enter_s
+        self._pace_until_s = self._timing.enter_s
         self._pace_wake.set()
         return False
 
@@ -243,18 +225,18 @@ class ColocatedDecode:
 
     def _submit_part(self) -> None:
         part = self._parts[0]
-        self._entered_s = self._clock.now_s()
-        if self._due_s - self._entered_s < (self._step_s or 0.0):
-            self._due_s = self._entered_s + self._tightest_s
+        assert self._timing is not None, "a part belongs to a step whose time has come"
+        now_s = self._clock.now_s()
         step = Request(
             request_id=f"{STEP_PREFIX}{next(self._ids)}",
             num_prompt_tokens=len(part),
-            arrival_s=self._entered_s,
-            deadline_s=self._due_s,
-            ttft_slo_s=self._tightest_s,
+            arrival_s=now_s,
+            deadline_s=self._lengths.deadline_s(self._timing, now_s),
+            ttft_slo_s=self._timing.tightest_s,
             slo_class="decode",
             kind="decode",
         )
+        self._lengths.entered(now_s)
         assert self._driver is not None, "connect comes before the first submit"
         self._step_id = step.request_id
         try:

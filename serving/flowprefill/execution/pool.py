@@ -15,18 +15,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from contextlib import AbstractContextManager
+from typing import Generic, TypeAlias, cast
 
 from flowprefill.clock import Timekeeper
-from flowprefill.engines.protocol import DecodeSequence, Engine, PrefillItem
-from flowprefill.execution.run import Run
-from flowprefill.execution.worker import Worker
+from flowprefill.engines.protocol import DecodeSequence, Engine, Gate, Plan, PrefillItem
+from flowprefill.execution.run import ItemT, Run
+from flowprefill.execution.worker import ResultT, TaskEngine, Worker
 from flowprefill.scheduling.actions import Task
 from flowprefill.scheduling.events import Completed, Failed, Parked, Progress
 
 log = logging.getLogger(__name__)
 
 TaskEvent: TypeAlias = Parked | Completed | Failed
+Item: TypeAlias = PrefillItem | DecodeSequence
 Items: TypeAlias = Sequence[PrefillItem] | Sequence[DecodeSequence]
 Results: TypeAlias = tuple[int | None, ...]
 
@@ -34,33 +36,36 @@ JOIN_TIMEOUT_S = 60.0
 """How long `close` waits for one thread to reach a preemption point and end."""
 
 
-class ExecutionPool:
-    """Runs the scheduler's tasks on one engine."""
+class TaskPool(Generic[ItemT, ResultT]):
+    """Runs the scheduler's tasks on one engine, whatever it calls an item and a result."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TaskEngine[ItemT, ResultT],
         clock: Timekeeper,
         post: Callable[[TaskEvent], None] | None = None,
         *,
         max_idle_threads: int = 8,
+        skip_cancelled: bool = True,
     ) -> None:
         """`post` takes the tasks' events from their threads and never blocks; a driver sets it by `connect`.
 
         A thread that ends its task waits for the next one, unless `max_idle_threads` wait already. How many
-        live at once is bounded by the scheduler's `max_suspended`.
+        live at once is bounded by the scheduler's `max_suspended`. `skip_cancelled=False` also runs a task that was
+        cancelled before it began, up to its first point: for engines that must hear of every batch.
         """
         self._engine = engine
         self._clock = clock
         self._post = post
         self._on_broken: Callable[[BaseException], None] | None = None
         self._max_idle_threads = max_idle_threads
+        self._skip_cancelled = skip_cancelled
         self._lock = threading.Lock()
-        self._runs: dict[int, Run] = {}
-        self._holder: Run | None = None
-        self._results: dict[int, Results] = {}
-        self._workers: set[Worker] = set()
-        self._idle: list[Worker] = []
+        self._runs: dict[int, Run[ItemT]] = {}
+        self._holder: Run[ItemT] | None = None
+        self._results: dict[int, tuple[ResultT, ...]] = {}
+        self._workers: set[Worker[ItemT, ResultT]] = set()
+        self._idle: list[Worker[ItemT, ResultT]] = []
         self._closing = False
         self._num_started = 0
 
@@ -73,7 +78,7 @@ class ExecutionPool:
 
     # What the scheduler's thread calls.
 
-    def submit(self, task: Task, items: Items) -> None:
+    def submit(self, task: Task, items: Sequence[ItemT]) -> None:
         """Start `task` over `items`, one per item of the task and in its order. It has the baton at once."""
         with self._lock:
             assert not self._closing, "a closed pool takes no tasks"
@@ -127,8 +132,8 @@ class ExecutionPool:
             run = self._holder
             return None if run is None else run.progress(self._clock.now_s())
 
-    def take_results(self, task_id: int) -> Results:
-        """The results of a completed task, one per item: the next token, or None where none was asked for. Once."""
+    def take_results(self, task_id: int) -> tuple[ResultT, ...]:
+        """The results of a completed task, one per item. Once."""
         with self._lock:
             return self._results.pop(task_id)
 
@@ -161,12 +166,18 @@ class ExecutionPool:
 
     # What the tasks' threads call.
 
-    def _parked(self, run: Run, ticket: int) -> None:
+    def _parked(self, run: Run[ItemT], ticket: int) -> None:
         """`run` parks; the lock is held."""
         self._take_baton(run)
         self._emit(Parked(task_id=run.task.task_id, ticket=ticket, progress=run.progress()))
 
-    def _ended(self, run: Run, worker: Worker, results: Results | None, error: str | None) -> bool:
+    def _ended(
+        self,
+        run: Run[ItemT],
+        worker: Worker[ItemT, ResultT],
+        results: tuple[ResultT, ...] | None,
+        error: str | None,
+    ) -> bool:
         """`run` has ended in `worker`'s thread. True when the thread is to wait for another task."""
         with self._lock:
             if self._holder is run:  # a task that unwound from a park has no baton
@@ -185,7 +196,7 @@ class ExecutionPool:
                 self._workers.discard(worker)
             return keep
 
-    def _gone(self, worker: Worker) -> None:
+    def _gone(self, worker: Worker[ItemT, ResultT]) -> None:
         """`worker`'s thread ends."""
         with self._lock:
             self._workers.discard(worker)
@@ -199,7 +210,7 @@ class ExecutionPool:
 
     # With the lock held.
 
-    def _start_worker(self) -> Worker:
+    def _start_worker(self) -> Worker[ItemT, ResultT]:
         self._num_started += 1
         worker = Worker(
             self._engine,
@@ -208,15 +219,16 @@ class ExecutionPool:
             ended=self._ended,
             gone=self._gone,
             broken=self._broken,
+            skip_cancelled=self._skip_cancelled,
         )
         self._workers.add(worker)
         return worker
 
-    def _give_baton(self, run: Run) -> None:
+    def _give_baton(self, run: Run[ItemT]) -> None:
         self._holder = run
         run.stint_began_s = self._clock.now_s()
 
-    def _take_baton(self, run: Run) -> None:
+    def _take_baton(self, run: Run[ItemT]) -> None:
         assert self._holder is run, f"task {run.task.task_id} advanced without the baton"
         assert run.stint_began_s is not None
         self._holder = None
@@ -226,3 +238,37 @@ class ExecutionPool:
     def _emit(self, event: TaskEvent) -> None:
         if self._post is not None:
             self._post(event)
+
+
+class ExecutionPool(TaskPool[Item, int | None]):
+    """Runs the scheduler's tasks on an `Engine`; results are the next tokens, None where none was asked for."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Timekeeper,
+        post: Callable[[TaskEvent], None] | None = None,
+        *,
+        max_idle_threads: int = 8,
+    ) -> None:
+        super().__init__(_Planned(engine), clock, post, max_idle_threads=max_idle_threads)
+
+
+class _Planned:
+    """An `Engine` as the pool drives it: the task's kind chooses the plan."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        return self._engine.thread_context()
+
+    def plan(self, task: Task, items: Sequence[Item]) -> Plan:
+        match task.kind:
+            case "prefill":
+                return self._engine.plan_prefill(cast(Sequence[PrefillItem], items), task.granularity)
+            case "decode":
+                return self._engine.plan_decode(cast(Sequence[DecodeSequence], items))
+
+    def run(self, plan: Plan, gate: Gate) -> Sequence[int | None]:
+        return self._engine.run(plan, gate)

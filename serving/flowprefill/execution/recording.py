@@ -39,7 +39,10 @@ class Header:
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Header:
-        """The header of a scheduler that has not handled anything yet."""
+        """The header of a scheduler that has not handled anything yet, and whose KV pool is our own."""
+        assert isinstance(scheduler.kv, KVCachePool), (
+            "decisions over an engine's own allocation cannot be replayed"
+        )
         return cls(
             settings=scheduler.settings,
             coefficients=scheduler.predictor.coefficients,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from flowprefill.clock import Signal
-from flowprefill.engines.protocol import DecodeSequence, Plan, PrefillItem
+from flowprefill.engines.protocol import Plan
 from flowprefill.execution.gate import PreemptionGate
 from flowprefill.scheduling.actions import Task
 from flowprefill.scheduling.events import Progress
 
+ItemT = TypeVar("ItemT")
 
-class Run:
+
+class Run(Generic[ItemT]):
     """One task on its way through the engine. Fields are written under the pool's lock.
 
     `executed_s` is the time with the baton over all finished stints; `stint_began_s` is when the present one
@@ -24,13 +27,13 @@ class Run:
     def __init__(
         self,
         task: Task,
-        items: Sequence[PrefillItem] | Sequence[DecodeSequence],
+        items: Sequence[ItemT],
         lock: threading.Lock,
         wake: Signal,
-        on_park: Callable[[Run, int], None],
+        on_park: Callable[[Run[ItemT], int], None],
     ) -> None:
         self.task = task
-        self.items: Sequence[PrefillItem] | Sequence[DecodeSequence] = items
+        self.items: Sequence[ItemT] = items
         self.gate = PreemptionGate(lock, wake, lambda ticket: on_park(self, ticket))
         self.plan: Plan | None = None
         self.executed_s = 0.0

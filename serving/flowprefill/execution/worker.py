@@ -4,32 +4,55 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import cast
+from contextlib import AbstractContextManager, ExitStack
+from typing import Generic, Protocol, TypeVar
 
 from flowprefill.clock import Timekeeper
-from flowprefill.engines.protocol import DecodeSequence, Engine, Plan, PrefillItem, TaskUnwound
+from flowprefill.engines.protocol import Gate, Plan, TaskUnwound
 from flowprefill.errors import EngineFailed
 from flowprefill.execution.collective import RanPastStop
-from flowprefill.execution.run import Run
+from flowprefill.execution.run import ItemT, Run
+from flowprefill.scheduling.actions import Task
 
 log = logging.getLogger(__name__)
 
-Ended = Callable[[Run, "Worker", tuple[int | None, ...] | None, str | None], bool]
+ResultT = TypeVar("ResultT")
+_ItemIn = TypeVar("_ItemIn", contravariant=True)
+_ResultOut = TypeVar("_ResultOut", covariant=True)
 
 
-class Worker:
+class TaskEngine(Protocol[_ItemIn, _ResultOut]):
+    """What a pool needs of an engine; see `engines.protocol.Engine` for the rules."""
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        """What every thread that calls `plan` or `run` enters once, for its whole life."""
+        ...
+
+    def plan(self, task: Task, items: Sequence[_ItemIn]) -> Plan:
+        """Lay out the task's batch. Runs nothing."""
+        ...
+
+    def run(self, plan: Plan, gate: Gate) -> Sequence[_ResultOut]:
+        """Run to the end, calling the gate at every point; one result per item."""
+        ...
+
+
+Ended = Callable[[Run[ItemT], "Worker[ItemT, ResultT]", tuple[ResultT, ...] | None, str | None], bool]
+
+
+class Worker(Generic[ItemT, ResultT]):
     """A task thread of the pool, with the engine's thread-local settings in force for its whole life."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TaskEngine[ItemT, ResultT],
         clock: Timekeeper,
         name: str,
         *,
-        ended: Ended,
-        gone: Callable[[Worker], None],
+        ended: Ended[ItemT, ResultT],
+        gone: Callable[[Worker[ItemT, ResultT]], None],
         broken: Callable[[BaseException], None],
+        skip_cancelled: bool = True,
     ) -> None:
         """Start the thread.
 
@@ -42,11 +65,12 @@ class Worker:
         self._ended = ended
         self._gone = gone
         self._broken = broken
-        self._next: Run | None = None
+        self._skip_cancelled = skip_cancelled
+        self._next: Run[ItemT] | None = None
         self._stopping = False
         self._thread = clock.start_thread(self._main, name=name)
 
-    def give(self, run: Run) -> None:
+    def give(self, run: Run[ItemT]) -> None:
         """Run this task now; the thread must be idle."""
         assert self._next is None, f"{self.name} has a task already"
         self._next = run
@@ -85,7 +109,7 @@ class Worker:
             self._stopping = True
             self._ended(run, self, None, _failure(run, error))
 
-    def _wait(self) -> Run | None:
+    def _wait(self) -> Run[ItemT] | None:
         while self._next is None:
             if self._stopping:
                 return None
@@ -93,12 +117,13 @@ class Worker:
         run, self._next = self._next, None
         return run
 
-    def _execute(self, run: Run) -> bool:
-        results: tuple[int | None, ...] | None = None
+    def _execute(self, run: Run[ItemT]) -> bool:
+        results: tuple[ResultT, ...] | None = None
         error_text: str | None = None
         try:
-            run.gate.check_cancelled()
-            run.plan = self._plan(run)
+            if self._skip_cancelled:
+                run.gate.check_cancelled()
+            run.plan = self._engine.plan(run.task, run.items)
             results = tuple(self._engine.run(run.plan, run.gate))
         except TaskUnwound:
             if not run.gate.cancelled:
@@ -112,15 +137,8 @@ class Worker:
         run.forget()
         return keep
 
-    def _plan(self, run: Run) -> Plan:
-        match run.task.kind:
-            case "prefill":
-                return self._engine.plan_prefill(cast(Sequence[PrefillItem], run.items), run.task.granularity)
-            case "decode":
-                return self._engine.plan_decode(cast(Sequence[DecodeSequence], run.items))
 
-
-def _failure(run: Run, error: BaseException) -> str:
+def _failure(run: Run[ItemT], error: BaseException) -> str:
     num_requests = len(run.task.items)
     shown = str(error) or "no message"
     return str(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from flowprefill.request import Request
 from flowprefill.scheduling.actions import Outcome
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.settings import SchedulerSettings
 from flowprefill.scheduling.state import WaitingRequest
 
@@ -27,7 +27,7 @@ def refusal(
     waiting: WaitingRequest,
     *,
     settings: SchedulerSettings,
-    kv: KVCachePool,
+    kv: KVAccounting,
     num_waiting: int,
     slack_s: float,
 ) -> tuple[Outcome, str] | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flowprefill.scheduling.actions import Task, TaskItem
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.ordering import Rank
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.pricing import cached_tokens
@@ -39,7 +39,7 @@ class BatchFiller:
     """Builds one batch at one moment."""
 
     def __init__(
-        self, settings: SchedulerSettings, kv: KVCachePool, predictor: Predictor, now_s: float
+        self, settings: SchedulerSettings, kv: KVAccounting, predictor: Predictor, now_s: float
     ) -> None:
         self._kv = kv
         self._predictor = predictor
@@ -143,7 +143,7 @@ def build_task(
     parked: Sequence[tuple[Rank, Job]],
     *,
     settings: SchedulerSettings,
-    kv: KVCachePool,
+    kv: KVAccounting,
     predictor: Predictor,
     now_s: float,
 ) -> ActiveTask:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowprefill.scheduling.ageing import has_aged
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.ordering import Rank
 from flowprefill.scheduling.policy import POLICIES
 from flowprefill.scheduling.settings import SchedulerSettings
@@ -83,7 +83,7 @@ class Moment:
     """
 
     settings: SchedulerSettings
-    kv: KVCachePool
+    kv: KVAccounting
     now_s: float
     scale: float
     look: Look
@@ -103,7 +103,7 @@ def take_in(
     tasks: TaskTable,
     *,
     settings: SchedulerSettings,
-    kv: KVCachePool,
+    kv: KVAccounting,
     scale: float,
     now_s: float,
     boosting: bool,
@@ -232,5 +232,5 @@ def _needs_blocks(waiting: WaitingRequest) -> bool:
     return waiting.request.kind == "prefill" and not waiting.started
 
 
-def _shortage(kv: KVCachePool, waiting: WaitingRequest) -> int:
+def _shortage(kv: KVAccounting, waiting: WaitingRequest) -> int:
     return kv.shortage(waiting.request.num_prompt_tokens, waiting.request.prefix_hashes)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
@@ -48,6 +49,60 @@ class Allocation:
 
     block_ids: tuple[int, ...]
     num_cached_tokens: int
+
+
+class KVAccounting(Protocol):
+    """What a scheduler asks of whoever keeps account of KV blocks: `KVCachePool`, or an engine that allocates itself."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def num_free(self) -> int:
+        """Blocks an allocation may take: free ones and evictable ones."""
+        ...
+
+    @property
+    def cache_version(self) -> int:
+        """Grows whenever the set of cached hashes changes; equal versions give equal matches."""
+        ...
+
+    def block_ids(self, request_id: str) -> tuple[int, ...]:
+        """The request's blocks in order; empty when it holds none, or when they are nobody's business."""
+        ...
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens of one request take, rounded up."""
+        ...
+
+    def match(self, prefix_hashes: Sequence[int], num_tokens: int) -> int:
+        """Tokens of a prompt whose KV is cached: whole blocks, and at least one token is left to compute."""
+        ...
+
+    def shortage(self, num_tokens: int, prefix_hashes: Sequence[int] = ()) -> int:
+        """Blocks that are missing for this allocation; zero or less when it fits."""
+        ...
+
+    def reclaimable(self, request_ids: Iterable[str]) -> int:
+        """Blocks that nobody would hold any more if these requests released theirs."""
+        ...
+
+    def allocate(
+        self, request_id: str, num_tokens: int, prefix_hashes: Sequence[int] = ()
+    ) -> Allocation | None:
+        """Blocks for `num_tokens` tokens, starting with what the cache has; None, and no change, when short."""
+        ...
+
+    def commit(self, request_id: str, num_computed_tokens: int) -> tuple[int, ...]:
+        """KV of the request's first `num_computed_tokens` tokens is in place. Returns the hashes that hit from now on."""
+        ...
+
+    def release(self, request_id: str) -> int:
+        """Give the request's blocks back; how many nobody holds any more. Zero when it holds none."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.state import WaitingRequest
 from flowprefill.scheduling.waiting import WaitingQueue
 
 
-def cached_tokens(waiting: WaitingRequest, kv: KVCachePool) -> int:
+def cached_tokens(waiting: WaitingRequest, kv: KVAccounting) -> int:
     """Tokens of its prompt that need no computing now: earlier chunks, or what the prefix cache has."""
     if waiting.started:
         return waiting.num_computed
@@ -29,7 +29,7 @@ class Pricer:
     that what was evicted is not believed in. Pricing all that wait at every change would cost a pass over the queue.
     """
 
-    def __init__(self, kv: KVCachePool, predictor: Predictor) -> None:
+    def __init__(self, kv: KVAccounting, predictor: Predictor) -> None:
         self._kv = kv
         self._predictor = predictor
         self._stale: dict[str, WaitingRequest] = {}

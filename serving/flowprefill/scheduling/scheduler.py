@@ -37,7 +37,7 @@ from flowprefill.scheduling.events import (
     Reconfigured,
     Tick,
 )
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.policy import POLICIES
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.pricing import Pricer
@@ -57,7 +57,7 @@ class Scheduler:
     `kv` and `predictor` belong to the scheduler from here on; others read them through `snapshot`.
     """
 
-    def __init__(self, settings: SchedulerSettings, kv: KVCachePool, predictor: Predictor) -> None:
+    def __init__(self, settings: SchedulerSettings, kv: KVAccounting, predictor: Predictor) -> None:
         self.settings = settings
         self.kv = kv
         self.predictor = predictor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowprefill.request import Kind
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.predictor import Coefficients, Predictor
 from flowprefill.scheduling.state import ActiveTask, slack_s
 from flowprefill.scheduling.tasks import TaskTable
@@ -82,7 +82,7 @@ def describe(task: ActiveTask, now_s: float, scale: float) -> TaskSnapshot:
 def take_snapshot(
     queue: WaitingQueue,
     tasks: TaskTable,
-    kv: KVCachePool,
+    kv: KVAccounting,
     predictor: Predictor,
     counters: Counters,
     now_s: float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowprefill.scheduling.kv import KVCachePool
+from flowprefill.scheduling.kv import KVAccounting
 from flowprefill.scheduling.ordering import Rank
 from flowprefill.scheduling.state import ActiveTask, WaitingRequest
 
@@ -39,7 +39,7 @@ class Holder:
 
 
 def victims(
-    holders: Sequence[Holder], urgent_rank: Rank, shortage: int, kv: KVCachePool
+    holders: Sequence[Holder], urgent_rank: Rank, shortage: int, kv: KVAccounting
 ) -> tuple[Holder, ...]:
     """The holders to drop so that `shortage` blocks come free, latest deadline first; none when it cannot be."""
     chosen: list[Holder] = []
