@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowprefill_operator import labels
+from flowprefill_operator.resources import vllm
 from flowprefill_operator.resources.base import Context, Object
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
@@ -44,7 +45,7 @@ def kv_policy(context: Context) -> Object | None:
     return _policy(
         context.metadata(context.name("kv", context.revision), "prefill", revision=True),
         {"matchLabels": context.selector("prefill", revision=True)},
-        [{"ports": [_port(labels.KV_PORT)], "from": [decode]}],
+        [{"ports": [_port(labels.KV_PORT), *vllm.transfer_ports(context)], "from": [decode]}],
     )
 
 

@@ -8,7 +8,7 @@ from flowprefill_crd.v1alpha1.roles import Proxy, WorkerRole
 from flowprefill_crd.v1alpha1.roles import Role as RoleSpec
 from flowprefill_operator import labels
 from flowprefill_operator.labels import Role
-from flowprefill_operator.resources import volumes
+from flowprefill_operator.resources import vllm, volumes
 from flowprefill_operator.resources.base import (
     WORKER_ADMIN_PORT,
     WORKER_API_PORT,
@@ -102,6 +102,7 @@ def pull_secrets(context: Context) -> tuple[str, ...]:
 
 def _container(context: Context, role: Role) -> Object:
     role_spec = context.spec_of(role)
+    startup_period_s = vllm.STARTUP_PERIOD_S if vllm.runs(context, role) else STARTUP_PERIOD_S
     container: Object = {
         "name": container_name(role),
         "image": image(context, role),
@@ -115,15 +116,15 @@ def _container(context: Context, role: Role) -> Object:
         ],
         "startupProbe": _probe(
             "/ready",
-            period_s=STARTUP_PERIOD_S,
+            period_s=startup_period_s,
             timeout_s=5,
-            failures=math.ceil(_startup_timeout_s(role_spec) / STARTUP_PERIOD_S),
+            failures=math.ceil(_startup_timeout_s(role_spec) / startup_period_s),
         ),
         "readinessProbe": _probe("/ready", period_s=READINESS_PERIOD_S, timeout_s=5, failures=3),
         "livenessProbe": _probe(
             "/health", period_s=LIVENESS_PERIOD_S, timeout_s=5, failures=LIVENESS_FAILURES
         ),
-        "resources": _resources(role_spec),
+        "resources": _resources(context, role),
         "securityContext": _restricted(),
         "volumeMounts": volumes.mounts(context, role),
     }
@@ -170,17 +171,20 @@ def _environment(context: Context, role: Role) -> list[object]:
         )
     ]
     engine = context.service.spec.engine
-    if role != "proxy" and engine.type == "torch":
+    if role != "proxy" and engine.type != "simulated":
         # Waiting OpenMP threads would otherwise spin and take the CPU from the thread that works.
         found += [
             {"name": "OMP_NUM_THREADS", "value": str(engine.threads)},
             {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"},
             {"name": "KMP_BLOCKTIME", "value": "0"},
         ]
-    if role != "proxy" and volumes.needs_download(context):
+    fetched = role != "proxy" and volumes.needs_download(context)
+    if fetched:
+        found += volumes.cache_environment()
+    if fetched or vllm.runs(context, role):
         # The init container has fetched the model; a server never goes to the network for it.
-        found += [*volumes.cache_environment(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
-    return found
+        found.append({"name": "HF_HUB_OFFLINE", "value": "1"})
+    return found + vllm.environment(context, role)
 
 
 def _model_pull(context: Context) -> Object:
@@ -221,8 +225,11 @@ def _startup_timeout_s(role: RoleSpec) -> int:
     return role.startup_timeout_seconds
 
 
-def _resources(role: RoleSpec) -> Object:
-    return role.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+def _resources(context: Context, role: Role) -> Object:
+    asked = context.spec_of(role).resources
+    limits = {**asked.limits, **vllm.gpus(context, role, container_name(role))}
+    asked = asked.model_copy(update={"limits": limits})
+    return asked.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
 
 
 def _restricted() -> Object:

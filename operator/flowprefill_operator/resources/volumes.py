@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from flowprefill_crd.podconfig import API_KEYS_FILE, PROFILE_FILE
 from flowprefill_crd.v1alpha1.roles import WorkerRole
 from flowprefill_operator.labels import Role
+from flowprefill_operator.resources import vllm
 from flowprefill_operator.resources.base import Context, Object
 from flowprefill_operator.resources.profile import profile_source
 
@@ -63,6 +64,8 @@ def volumes(context: Context, role: Role) -> list[object]:
     found.append(
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(context, role)}}
     )
+    if (cache := vllm.cache_volume(context, role)) is not None:
+        found.append(cache)
     profile = profile_source(context)
     if profile is not None and role != "decode":
         found.append({"name": "profile", "configMap": {"name": profile}})
@@ -89,6 +92,8 @@ def mounts(context: Context, role: Role) -> list[object]:
             found.append(_mount("endpoints", ENDPOINTS_DIR, read_only=True))
         return found
     found.append(_mount("shm", "/dev/shm"))
+    if vllm.cache_volume(context, role) is not None:
+        found.append(_mount(vllm.CACHE_VOLUME, vllm.CACHE_DIR))
     if profile_source(context) is not None and role != "decode":
         found.append(_mount("profile", str(PurePosixPath(PROFILE_FILE).parent), read_only=True))
     if spec.model.scheme == "pvc":
@@ -116,7 +121,8 @@ def _shared_memory(context: Context, role: Role) -> str:
     """Size of /dev/shm: what the ranks of one pod exchange; it counts as the pod's memory."""
     spec = context.spec_of(role)
     ranks = spec.tensor_parallel_size if isinstance(spec, WorkerRole) else 1
-    return f"{SHARED_MEMORY_PER_RANK_MIB * ranks}Mi"
+    mib = vllm.shared_memory_mib(ranks) if vllm.runs(context, role) else SHARED_MEMORY_PER_RANK_MIB * ranks
+    return f"{mib}Mi"
 
 
 def _mount(name: str, path: str, *, read_only: bool = False) -> Object:
