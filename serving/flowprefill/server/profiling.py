@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
-from flowprefill.engines.protocol import DecodeSequence, Engine, PrefillItem, SamplingParams
+from flowprefill.engines.protocol import DecodeSequence, Engine, EngineSpec, PrefillItem, SamplingParams
 from flowprefill.engines.simulated.engine import SimulatedEngine
 from flowprefill.scheduling.profile import Profile, ProfileSample, Provenance
 
@@ -38,19 +39,30 @@ class _OpenGate:
         raise AssertionError("nobody asks a warm-up pass to pause")
 
 
+Passes: TypeAlias = Callable[[int, int, int], list[float]]
+"""`passes(num_new, num_cached, repeats)` runs so many prefill passes of one request and gives the seconds of each."""
+
+
 def measure_profile(engine: Engine, *, budget_s: float = BUDGET_S) -> Profile:
     """Prefill times over sizes that fit the engine, at least one sample; about `budget_s` long."""
+    with engine.thread_context():
+        return measure(
+            lambda new, cached, repeats: _passes_s(engine, new, cached, repeats), engine.spec, budget_s
+        )
+
+
+def measure(passes: Passes, spec: EngineSpec, budget_s: float) -> Profile:
+    """Prefill times by `passes`, over sizes that fit; at least one sample, about `budget_s` long."""
     began_s = time.monotonic()
     samples: list[ProfileSample] = []
-    with engine.thread_context():
-        _passes_s(engine, 16, 0, repeats=1)  # the first pass pays for what later ones find ready
-        for num_new, num_cached in _shapes(engine):
-            left_s = budget_s - (time.monotonic() - began_s)
-            if samples and _expected_s(samples, num_new + num_cached) > left_s:
-                continue
-            times = _passes_s(engine, num_new, num_cached, repeats=3 if num_new <= SHORT_TOKENS else 1)
-            samples += [ProfileSample(num_new=num_new, num_cached=num_cached, seconds=s) for s in times]
-    profile = Profile(provenance=_provenance(engine), samples=tuple(samples))
+    passes(min(16, _most(spec)), 0, 1)  # the first pass pays for what later ones find ready
+    for num_new, num_cached in _shapes(spec):
+        left_s = budget_s - (time.monotonic() - began_s)
+        if samples and _expected_s(samples, num_new + num_cached) > left_s:
+            continue
+        times = passes(num_new, num_cached, 3 if num_new <= SHORT_TOKENS else 1)
+        samples += [ProfileSample(num_new=num_new, num_cached=num_cached, seconds=s) for s in times]
+    profile = Profile(provenance=_provenance(spec), samples=tuple(samples))
     log.info(
         "prefill times measured",
         extra={
@@ -80,13 +92,12 @@ def simulated_profile(engine: SimulatedEngine) -> Profile:
         ProfileSample(
             num_new=num_new, num_cached=num_cached, seconds=engine.cost.prefill_s([(num_new, num_cached)])
         )
-        for num_new, num_cached in _shapes(engine)
+        for num_new, num_cached in _shapes(engine.spec)
     ]
-    return Profile(provenance=_provenance(engine), samples=tuple(samples))
+    return Profile(provenance=_provenance(engine.spec), samples=tuple(samples))
 
 
-def _provenance(engine: Engine) -> Provenance:
-    spec = engine.spec
+def _provenance(spec: EngineSpec) -> Provenance:
     return Provenance(
         model=f"{spec.model}@{spec.revision}",
         engine=spec.engine,
@@ -97,9 +108,12 @@ def _provenance(engine: Engine) -> Provenance:
     )
 
 
-def _shapes(engine: Engine) -> Iterator[tuple[int, int]]:
-    spec = engine.spec
-    most = min(spec.max_model_len, spec.num_kv_blocks * spec.block_size)
+def _most(spec: EngineSpec) -> int:
+    return min(spec.max_model_len, spec.num_kv_blocks * spec.block_size)
+
+
+def _shapes(spec: EngineSpec) -> Iterator[tuple[int, int]]:
+    most = _most(spec)
     fitting = [size for size in SIZES if size <= most] or [most]
     yield from ((size, 0) for size in fitting)
     yield from ((new, cached) for new, cached in CACHED if new + cached <= most)
@@ -111,7 +125,7 @@ def _expected_s(samples: list[ProfileSample], num_tokens: int) -> float:
     return largest.seconds * max(num_tokens / largest.num_new, 1.0) ** 2
 
 
-def _passes_s(engine: Engine, num_new: int, num_cached: int, *, repeats: int) -> list[float]:
+def _passes_s(engine: Engine, num_new: int, num_cached: int, repeats: int) -> list[float]:
     """Seconds of each pass. A cached prefix is computed once before, in a pass that does not count."""
     blocks = range(-(-(num_new + num_cached) // engine.spec.block_size))
     if num_cached:

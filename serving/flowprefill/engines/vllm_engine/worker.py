@@ -1,0 +1,108 @@
+"""vLLM's worker with several runners and preemption points. Named by `--worker-cls`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.platforms import current_platform
+from vllm.v1.outputs import KVConnectorOutput
+
+from flowprefill.engines.vllm_engine.points import instrument
+from flowprefill.engines.vllm_engine.scheduler import SETTINGS_KEY
+from flowprefill.engines.vllm_engine.slots import Slot, Slots
+from flowprefill.engines.vllm_engine.stint import Stage
+from flowprefill.scheduling.actions import Granularity
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+CONNECTOR_INTERVAL_S = 0.004
+"""How often a running forward asks the KV connector for news, at most: leases of other pods must not expire meanwhile."""
+
+DEFAULT_SLOTS = 9
+"""One running step and `maxSuspended` (8) suspended ones."""
+
+
+class PreemptiveWorker(PlatformWorker):
+    """The platform's worker. `model_runner` is the runner of the slot that the calling thread uses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._of_thread = threading.local()
+        self._first_runner: Any = None
+        self.stage = Stage()
+        self.slots: Slots
+        self.num_points: dict[Granularity, int] = {}
+        self.tell_connector_news: Callable[[Any], None] = lambda news: None
+        self._asked_connector_s = 0.0
+        super().__init__(*args, **kwargs)
+
+    @property
+    def model_runner(self) -> Any:
+        return getattr(self._of_thread, "runner", None) or self._first_runner
+
+    @model_runner.setter
+    def model_runner(self, runner: Any) -> None:
+        self._first_runner = runner
+
+    @contextmanager
+    def using(self, slot: Slot) -> Iterator[None]:
+        """Inside, this thread's model runner is the slot's."""
+        self._of_thread.runner = slot.runner
+        try:
+            yield
+        finally:
+            self._of_thread.runner = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self.num_points = instrument(self._first_runner.get_model(), self.stage)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        self.slots = Slots(
+            self._first_runner,
+            self.vllm_config,
+            kv_cache_config,
+            count=int(self._settings.get("slots", DEFAULT_SLOTS)),
+        )
+        if has_kv_transfer_group():
+            self.stage.housekeeping = self._ask_connector
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        """What a thread that runs steps needs: the device and inference mode are thread-local."""
+        return _thread_context(self.device)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return (self.vllm_config.additional_config or {}).get(SETTINGS_KEY) or {}
+
+    def _ask_connector(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._asked_connector_s < CONNECTOR_INTERVAL_S:
+            return
+        self._asked_connector_s = now_s
+        news = get_kv_transfer_group().get_transfer_results(set())
+        if news.finished_sending or news.finished_recving or news.failed_recving:
+            self.tell_connector_news(
+                KVConnectorOutput(
+                    finished_sending=news.finished_sending,
+                    finished_recving=news.finished_recving,
+                    failed_recving=news.failed_recving,
+                )
+            )
+
+
+@contextmanager
+def _thread_context(device: torch.device) -> Iterator[None]:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with torch.inference_mode():
+        yield

@@ -1,0 +1,107 @@
+"""Puts the loop together inside vLLM's engine core process."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+from typing import Any
+
+from flowprefill.clock import MonotonicClock
+from flowprefill.engines.protocol import EngineSpec
+from flowprefill.engines.vllm_engine.executor import InProcessExecutor
+from flowprefill.engines.vllm_engine.scheduler import SETTINGS_KEY, AllocatingScheduler
+from flowprefill.engines.vllm_engine.steps import StepEngine
+from flowprefill.errors import InvalidConfiguration
+from flowprefill.scheduling.predictor import fit
+from flowprefill.scheduling.scheduler import Scheduler
+from flowprefill.server.settings import scheduler_settings
+from flowprefill.server.vllm.bridge import StepBridge
+from flowprefill.server.vllm.core_settings import CoreSettings, core_settings
+from flowprefill.server.vllm.loop import PreemptiveLoop, within_slots
+from flowprefill.server.vllm.warm_up import WarmUp
+
+log = logging.getLogger("vllm.flowprefill")
+
+
+def settings_of(vllm_config: Any) -> CoreSettings | None:
+    """Our settings, or None when this vLLM was not asked to run our engine."""
+    section = (vllm_config.additional_config or {}).get(SETTINGS_KEY)
+    return None if section is None else core_settings(section)
+
+
+def run(core: Any, settings: CoreSettings) -> None:
+    """Serve with our loop until vLLM shuts down. Raises InvalidConfiguration when a flag is missing."""
+    vllm, executor = core.scheduler, core.model_executor
+    if not isinstance(vllm, AllocatingScheduler):
+        raise InvalidConfiguration(
+            f"--scheduler-cls gives {type(vllm).__name__}; accepted is "
+            f"{AllocatingScheduler.__module__}.{AllocatingScheduler.__qualname__}"
+        )
+    if not isinstance(executor, InProcessExecutor):
+        raise InvalidConfiguration(
+            f"--distributed-executor-backend gives {type(executor).__name__}; accepted is "
+            f"{InProcessExecutor.__module__}.{InProcessExecutor.__qualname__}"
+        )
+    worker = executor.preemptive_worker
+    engine = StepEngine(worker, worker.thread_context)
+    spec = engine_spec(core, settings)
+    profile = settings.profile
+    if profile is None:
+        warm_up = WarmUp(vllm, engine, spec, core.request_block_hasher)
+        profile = warm_up.profile(settings.warm_up_seconds)
+    predictor = fit(profile)
+    bridge = StepBridge(vllm, engine, lambda outputs: _emit(core, outputs))
+    num_slots = len(worker.slots.all)
+    scheduler = Scheduler(within_slots(scheduler_settings(settings.live), num_slots), bridge.kv, predictor)
+    loop = PreemptiveLoop(
+        core, engine, scheduler, bridge, settings.live, MonotonicClock(), num_slots=num_slots
+    )
+    worker.tell_connector_news = loop.connector_news
+    log.info(
+        "flowprefill %s schedules: policy %s, preemption %s, %d points a forward, %d slots, predictor %s",
+        version("flowprefill"),
+        settings.live.policy,
+        settings.live.preemption,
+        worker.num_points["operator"],
+        num_slots,
+        predictor.coefficients,
+    )
+    loop.run()
+
+
+def engine_spec(core: Any, settings: CoreSettings) -> EngineSpec:
+    """What the engine says of itself."""
+    config = core.vllm_config
+    model, parallel = config.model_config, config.parallel_config
+    hf = model.hf_text_config
+    num_kv_heads, head_dim = model.get_total_num_kv_heads(), model.get_head_size()
+    num_layers = model.get_num_layers(parallel)
+    eos = getattr(hf, "eos_token_id", None)
+    return EngineSpec(
+        engine="vllm",
+        model=settings.model or str(model.model),
+        revision=settings.revision or str(model.revision or ""),
+        device=str(config.device_config.device_type),
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=model.max_model_len,
+        block_size=core.scheduler.block_size,
+        num_kv_blocks=core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_block_bytes=2
+        * num_layers
+        * core.scheduler.block_size
+        * num_kv_heads
+        * head_dim
+        * model.dtype.itemsize,
+        vocab_size=model.get_vocab_size(),
+        eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),)),
+        tensor_parallel_size=parallel.tensor_parallel_size,
+    )
+
+
+def _emit(core: Any, outputs: Any) -> None:
+    core._attach_weight_version(outputs)
+    for output in outputs.items():
+        core.output_queue.put_nowait(output)
