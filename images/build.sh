@@ -1,5 +1,7 @@
 #!/bin/sh
-# Builds the images of this checkout with docker, podman or buildah: build.sh [operator] [serving] [proxy]
+# Builds the images of this checkout with docker, podman or buildah:
+#   build.sh [operator] [serving] [proxy] [serving-vllm] [serving-vllm-cpu]
+# Without a name the first three: those with vLLM are large (GPUs: about 10 GB).
 #
 #   BUILDER          docker, podman or buildah (default: the first of them on PATH)
 #   REGISTRY         put before the names, as in registry.example.com/team (default: none)
@@ -35,11 +37,14 @@ arguments() {
 
 [ $# -gt 0 ] || set -- operator serving proxy
 for image in "$@"; do
+  target='' device=''
   case "$image" in
-    operator) file=images/operator/Dockerfile target= ;;
+    operator) file=images/operator/Dockerfile ;;
     serving) file=images/serving/Dockerfile target=serving ;;
     proxy) file=images/serving/Dockerfile target=proxy ;;
-    *) die "there is no image $image; accepted are operator, serving and proxy" ;;
+    serving-vllm) file=images/serving-vllm/Dockerfile device=cuda ;;
+    serving-vllm-cpu) file=images/serving-vllm/Dockerfile device=cpu ;;
+    *) die "there is no image $image; accepted are operator, serving, proxy, serving-vllm and serving-vllm-cpu" ;;
   esac
   name=${REGISTRY:+$REGISTRY/}flowprefill/$image:$TAG
   printf '\033[1m==>\033[0m building %s with %s\n' "$name" "$BUILDER"
@@ -50,7 +55,7 @@ for image in "$@"; do
     set -- $(arguments)
     IFS=' '
     # shellcheck disable=SC2086 # BUILD_FLAGS is a list
-    "$BUILDER" build ${BUILD_FLAGS:-} ${target:+--target "$target"} "$@" \
+    "$BUILDER" build ${BUILD_FLAGS:-} ${target:+--target "$target"} ${device:+--build-arg DEVICE="$device"} "$@" \
       --build-arg VERSION="$version" --build-arg REVISION="$revision" -f "$file" -t "$name" .
   )
   [ "${PUSH:-0}" != 1 ] || "$BUILDER" push "$name"

