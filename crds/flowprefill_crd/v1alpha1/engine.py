@@ -46,7 +46,7 @@ class Engine(ApiObject):
     """Tokens in one block of the KV cache. Restarts pods."""
 
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """CPU threads that one operator of the torch engine may use. Restarts pods."""
+    """CPU threads that one operator may use, on CPUs: of the torch engine and of vllm. Restarts pods."""
 
     operator_tile_tokens: Annotated[int, Field(ge=16, le=131_072)] | None = None
     """Most tokens that one operator works on between two preemption points; derived from

@@ -188,7 +188,8 @@ class WorkerRole(Role):
     )
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Accelerators that one pod splits the model over. Restarts pods."""
+    """Accelerators that one pod splits the model over. With engine vllm a pod asks for as many nvidia.com/gpu, unless its
+    resources name GPUs of any kind (0 for none). Restarts pods."""
 
     nodes: Annotated[int, Field(ge=1, le=64)] = 1
     """Nodes that the role's pods span together, as one group. Only 1 is served so far; more are refused with the

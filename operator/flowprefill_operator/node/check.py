@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from flowprefill_crd import FlowPrefillService, InvalidService, Problem
@@ -10,7 +11,7 @@ from flowprefill_crd.podconfig import PROFILE_FILE
 from flowprefill_operator.unsupported import unsupported
 
 ENGINES = ("torch", "simulated")
-"""The engines whose server this package runs."""
+"""The engines that any environment with this package's server runs; vllm needs vLLM beside it."""
 
 
 def check(
@@ -30,13 +31,12 @@ def check(
                 "true starts nothing; use false for a service that does not run on this machine yet",
             )
         )
-    if spec.engine.type not in ENGINES:
-        problems.append(
-            (
-                "spec.engine.type",
-                f'"{spec.engine.type}" does not run on this machine; accepted here are {" and ".join(ENGINES)}',
-            )
+    if spec.engine.type not in ENGINES and find_spec(spec.engine.type) is None:
+        message = (
+            f'"{spec.engine.type}" does not run in this environment, which has no vLLM; accepted here are '
+            f"{' and '.join(ENGINES)}, and vllm in one made by `make vllm-cpu` or `make vllm`"
         )
+        problems.append(("spec.engine.type", message))
     problems += _needs_a_cluster(service)
     for path, kind, name, key in _given(service):
         missing = _missing(kind, name, key, files)

@@ -24,12 +24,14 @@ from support.control_plane.images_base import base_image
 from support.control_plane.images_buildah import BUILD_S, Buildah, run_logged
 from support.control_plane.images_pip import pip_settings
 
-ImageName = Literal["operator", "serving", "proxy"]
+ImageName = Literal["operator", "serving", "proxy", "serving-vllm-cpu"]
 
 REPOSITORY = Path(__file__).parents[3]
 INPUTS = (
     "constraints.txt",
+    "constraints-vllm.txt",
     "pyproject.toml",
+    "scripts/vllm_name.py",
     "images",
     "crds",
     "operator",

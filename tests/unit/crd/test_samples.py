@@ -31,7 +31,12 @@ def test_there_are_samples() -> None:
         "gpu-simulated",
         "quickstart",
         "two-prefill",
+        "vllm-2p2d",
+        "vllm-70b-tp4",
+        "vllm-8b",
+        "vllm-cpu",
         "vllm-gpu",
+        "vllm-moe",
     ]
 
 

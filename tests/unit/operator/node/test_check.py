@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,21 @@ def test_what_this_machine_runs_is_taken(engine: str) -> None:
     assert problems({"engine": {"type": engine}}) == {}
 
 
-def test_an_engine_of_another_server_is_refused() -> None:
-    assert problems({"engine": {"type": "vllm"}}) == {
-        "spec.engine.type": '"vllm" does not run on this machine; accepted here are torch and simulated'
-    }
+def test_vllm_is_refused_without_vllm_and_taken_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = [path for path in sys.path if not (Path(path) / "vllm").is_dir()]
+    monkeypatch.setattr(sys, "path", without)
+    ((field, reason),) = problems({"engine": {"type": "vllm"}}).items()
+    assert field == "spec.engine.type"
+    assert reason.startswith(
+        '"vllm" does not run in this environment, which has no vLLM; accepted here are torch'
+    )
+    assert "make vllm-cpu" in reason
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *without])
+    assert problems({"engine": {"type": "vllm"}}) == {}
 
 
 def test_each_secret_that_is_not_there_is_named_with_the_place_to_put_it() -> None:

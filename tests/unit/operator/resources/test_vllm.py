@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowprefill_crd import parse_service
+from flowprefill_crd import load_services, parse_service
+from flowprefill_crd.samples import sample_path
 from flowprefill_operator.plan import plan
 from flowprefill_operator.settings import LocalPlaces, PlanSettings
-from support.planned import containers, of_kind, planned, pod, pod_labels, selects
+from support.planned import containers, deployments, of_kind, planned, pod, pod_labels, selects
 from support.services import document, merged
 
 VLLM: dict[str, Any] = {"engine": {"type": "vllm"}}
@@ -212,3 +214,37 @@ def test_on_this_machine_the_users_own_caches_and_any_free_port_serve() -> None:
     assert not {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "UCX_TCP_PORT_RANGE"} & set(variables)
     assert variables["VLLM_NO_USAGE_STATS"] == "1"
     assert "vllm-cache" not in {v["name"] for v in pod(objects, "prefill")["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("sample", "gpus"),
+    [
+        ("vllm-cpu", {"colocated": 0}),
+        ("vllm-8b", {"colocated": 1}),
+        ("vllm-2p2d", {"prefill": 2, "decode": 2}),
+        ("vllm-70b-tp4", {"prefill": 4, "decode": 4}),
+        ("vllm-moe", {"prefill": 2, "decode": 2}),
+    ],
+)
+def test_samples_take_the_gpus_that_they_speak_of(sample: str, gpus: dict[str, int]) -> None:
+    """Of all pods of a role together."""
+    (service,) = load_services(sample_path(f"{sample}.yaml"))
+    objects = [dict(item) for item in plan(service, PlanSettings())]
+    found = {
+        role: item["spec"]["replicas"] * int(own(objects, role)["resources"]["limits"][GPU])
+        for role, item in deployments(objects).items()
+        if role != "proxy"
+    }
+    assert found == gpus
+    for role in gpus:
+        (shm,) = [v["emptyDir"] for v in pod(objects, role)["volumes"] if v["name"] == "shm"]
+        memory = {**own(objects, role)["resources"]["requests"], **own(objects, role)["resources"]["limits"]}
+        assert int(shm["sizeLimit"].removesuffix("Mi")) < 1024 * int(memory["memory"].removesuffix("Gi")) / 4
+
+
+def test_the_sample_for_cpus_names_the_image_that_is_built_for_them() -> None:
+    (service,) = load_services(sample_path("vllm-cpu.yaml"))
+    built = (Path(__file__).parents[4] / "images" / "build.sh").read_text("utf-8")
+    name, _, tag = (service.spec.engine.image or "").removeprefix("flowprefill/").partition(":")
+    assert f"{name}) file=images/serving-vllm/Dockerfile device=cpu" in built
+    assert tag == version("flowprefill")
