@@ -17,6 +17,10 @@ class ServeRole(StrEnum):
     colocated = "colocated"
 
 
+class ServeEngine(StrEnum):
+    vllm = "vllm"
+
+
 class Discover(StrEnum):
     kubernetes = "kubernetes"
 
@@ -34,9 +38,31 @@ AdminPort = Annotated[int, typer.Option(min=0, max=65_535, help="Port of health,
 
 
 def serve(
-    role: Annotated[ServeRole, typer.Option(help="What this pod computes.")],
-    config: Config,
-    live: Live,
+    vllm_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- VLLM FLAGS]", help="Any flags of vllm serve, with --engine vllm."),
+    ] = None,
+    role: Annotated[
+        ServeRole | None, typer.Option(help="What this pod computes; with --engine, colocated by default.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The pod configuration, a JSON file.", exists=True, dir_okay=False),
+    ] = None,
+    live: Annotated[
+        Path | None,
+        typer.Option("--live", help="The live configuration: a folder with live.json, or the file. Watched."),
+    ] = None,
+    engine: Annotated[
+        ServeEngine | None, typer.Option(help="Without --config: the engine to run, on the model in --model.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="With --engine: hf://ORG/NAME, ORG/NAME, a directory or embedded://NAME.",
+        ),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     admin_port: AdminPort = 9000,
@@ -47,22 +73,56 @@ def serve(
     """Run a prefill, decode or colocated server.
 
     The operator and `flowprefill up` write its two configuration files; to run one by hand, take them from
-    `flowprefill render`.
+    `flowprefill render`. vLLM with the preemptive engine runs without files too.
 
     Example: flowprefill serve --role prefill --config config.json --live live/
-    """
-    with guarded():
-        from flowprefill.server.main import run
 
-        code = run(
-            role=role.value,
-            config_path=config,
-            live_path=live,
-            host=host,
-            port=port,
-            admin_port=admin_port,
-            kv_port=kv_port,
-        )
+    Example: flowprefill serve --engine vllm --model Qwen/Qwen3-8B -- --max-model-len 32768
+    """
+    if config is not None:
+        if engine is not None or model is not None:
+            given = "--engine" if engine is not None else "--model"
+            fail(
+                f"{given} came with --config, which names engine and model; accepted is one of both",
+                code=BAD_INPUT,
+            )
+        if vllm_args:
+            fail(f"{vllm_args[0]!r} came with --config; flags of vLLM are its engine.args", code=BAD_INPUT)
+        if role is None or live is None:
+            missing = "--role" if role is None else "--live"
+            fail(f"{missing} is missing; --config, --live and --role go together", code=BAD_INPUT)
+    elif engine is None or model is None:
+        missing = "--config FILE or --engine vllm" if engine is None else "--model MODEL"
+        fail(f"{missing} is missing; see flowprefill serve --help", code=BAD_INPUT)
+    with guarded():
+        if config is not None:
+            from flowprefill.server.main import run
+
+            assert role is not None
+            assert live is not None
+            code = run(
+                role=role.value,
+                config_path=config,
+                live_path=live,
+                host=host,
+                port=port,
+                admin_port=admin_port,
+                kv_port=kv_port,
+            )
+        else:
+            from flowprefill.server.vllm.by_hand import run_by_hand
+
+            assert model is not None
+            code = run_by_hand(
+                model=model,
+                role="colocated" if role is None else role.value,
+                args=vllm_args or (),
+                live_path=live,
+                host=host,
+                port=port,
+                admin_port=admin_port,
+                kv_port=kv_port,
+            )
     raise typer.Exit(code)
 
 

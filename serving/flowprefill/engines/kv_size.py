@@ -68,6 +68,23 @@ def default_kv_cache_tokens(path: Path, *, dtype: str = "auto", limit_bytes: int
     chosen counts. Raises ModelNotLoadable when the configuration does not say the sizes.
     """
     config = _text_config(json.loads((path / "config.json").read_text()))
+    item_bytes = _ITEM_BYTES.get(dtype, 4)
+    stored_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    stored_item_bytes = _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+    weights_bytes = stored_bytes * item_bytes // stored_item_bytes
+    if limit_bytes is None:
+        limit_bytes = memory_limit_bytes()
+    tokens = int((limit_bytes - weights_bytes) * KV_SHARE) // token_bytes(path, dtype=dtype)
+    return max(min(tokens, MOST_TOKENS), FEWEST_TOKENS)
+
+
+def token_bytes(path: Path, *, dtype: str = "auto") -> int:
+    """Bytes that one token takes in the KV cache of the model in directory `path`.
+
+    With dtype `auto` the wider of the formats that may be chosen counts. Raises ModelNotLoadable when the configuration
+    does not say the sizes.
+    """
+    config = _text_config(json.loads((path / "config.json").read_text()))
     try:
         num_heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or num_heads
@@ -77,14 +94,16 @@ def default_kv_cache_tokens(path: Path, *, dtype: str = "auto", limit_bytes: int
         raise ModelNotLoadable(
             f"{path / 'config.json'} does not say {error}; give engine.kvCacheTokens to load it all the same"
         ) from None
-    item_bytes = _ITEM_BYTES.get(dtype, 4)
-    stored_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    stored_item_bytes = _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
-    weights_bytes = stored_bytes * item_bytes // stored_item_bytes
-    if limit_bytes is None:
-        limit_bytes = memory_limit_bytes()
-    tokens = int((limit_bytes - weights_bytes) * KV_SHARE) // (per_token * item_bytes)
-    return max(min(tokens, MOST_TOKENS), FEWEST_TOKENS)
+    return per_token * _ITEM_BYTES.get(dtype, 4)
+
+
+def longest_prompt(path: Path) -> int | None:
+    """The model's own limit of prompt and answer in tokens, before any stretching of positions; None when it does not say."""
+    config = _text_config(json.loads((path / "config.json").read_text()))
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(value := config.get(name), int):
+            return value
+    return None
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

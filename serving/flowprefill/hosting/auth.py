@@ -99,6 +99,11 @@ async def _refuse(send: Send, *, missing: bool) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def read_keys(path: Path) -> list[str]:
+    """The keys in `path`, for who has to hand them on. Raises `InvalidConfiguration`."""
+    return _read_keys(WatchedFile(path))
+
+
 def _read_digests(file: WatchedFile) -> tuple[bytes, ...]:
     return tuple(_digest(key) for key in _read_keys(file))
 

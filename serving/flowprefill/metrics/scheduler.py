@@ -137,6 +137,14 @@ class SchedulerMetrics:
         for name in (*classes, OTHER):
             self._queue(slo_class=name).set(self._counts.get(name, 0))
 
+    def forget_waiting(self) -> None:
+        """Start over: events were missed, and what waits, runs or was asked to pause is not known any more."""
+        self._waiting.clear()
+        self._pauses.clear()
+        self._predicted_s.clear()
+        for name in self._counts:
+            self._count(name, -self._counts[name])
+
     def predictor(self, *, version: str, model: str, tp: int, gpu: str, created: str) -> None:
         """Say where the profile comes from."""
         self._predictor(version=version, model=model, tp=str(tp), gpu=gpu, created=created).set(1)

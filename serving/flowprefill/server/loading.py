@@ -97,15 +97,7 @@ def _profile(config: PodConfig, engine: Engine) -> Profile:
     if file is None:
         # Without warm-up a few short passes still are needed: no deadline can be judged without a prediction.
         return measure_profile(engine) if config.predictor.warmup else measure_profile(engine, budget_s=0.0)
-    try:
-        profile = Profile.from_json(Path(file).read_bytes())
-    except OSError as error:
-        raise InvalidConfiguration(f"profile {file} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidConfiguration(
-            f"profile {file} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from None
+    profile = read_profile(file)
     taken, spec = profile.provenance, engine.spec
     if taken.engine != spec.engine or taken.tensor_parallel_size != spec.tensor_parallel_size:
         raise InvalidConfiguration(
@@ -124,3 +116,16 @@ def _profile(config: PodConfig, engine: Engine) -> Profile:
     if differing:
         log.warning("the profile was taken elsewhere", extra={"path": file, **differing})
     return profile
+
+
+def read_profile(file: str) -> Profile:
+    """The profile in a file. Raises `InvalidConfiguration` naming the file and what is wrong."""
+    try:
+        return Profile.from_json(Path(file).read_bytes())
+    except OSError as error:
+        raise InvalidConfiguration(f"profile {file} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidConfiguration(
+            f"profile {file} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from flowprefill.engines.protocol import Engine
+from flowprefill.engines.protocol import Engine, EngineSpec
 from flowprefill.errors import NotFound
 from flowprefill.hosting.documents import LiveDocument
 from flowprefill.hosting.lifecycle import Lifecycle
@@ -38,6 +38,11 @@ class Pod:
     texts: Texts
     created: int
     """Unix time of the pod's start, in seconds."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What the engine says of itself."""
+        return self.engine.spec
 
     async def parsed(self, request: Request, endpoint: Endpoint) -> ParsedRequest:
         """The request's body, checked, for the model that is served here."""

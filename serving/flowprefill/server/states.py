@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from flowprefill.engines.protocol import EngineSpec
 from flowprefill.execution.decode import DecodeState
+from flowprefill.hosting.documents import LiveDocument
+from flowprefill.hosting.lifecycle import Lifecycle
 from flowprefill.scheduling.snapshot import TaskSnapshot
 from flowprefill.server.prefill import SchedulerView
-from flowprefill.server.role import Pod
 from flowprefill.wire import PodState, TaskState
+from flowprefill_crd import LiveConfig, PodConfig
+
+
+class Stated(Protocol):
+    """What states tell of a pod beside its scheduler. `spec` is None where the engine's process tells nothing of itself."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def config(self) -> PodConfig: ...
+
+    @property
+    def live(self) -> LiveDocument[LiveConfig]: ...
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+    @property
+    def spec(self) -> EngineSpec | None: ...
 
 
 def starting_state(*, role: str, revision: str, sequence: int) -> PodState:
@@ -14,7 +38,7 @@ def starting_state(*, role: str, revision: str, sequence: int) -> PodState:
     return PodState(sequence=sequence, role=role, revision=revision, ready=False)
 
 
-def prefill_state(pod: Pod, view: SchedulerView | None, sequence: int) -> PodState:
+def prefill_state(pod: Stated, view: SchedulerView | None, sequence: int) -> PodState:
     """The state of a pod with a scheduler; without a view, it has had nothing to do yet."""
     base = _base(pod, sequence)
     if view is None:
@@ -35,7 +59,7 @@ def prefill_state(pod: Pod, view: SchedulerView | None, sequence: int) -> PodSta
     )
 
 
-def decode_state(pod: Pod, state: DecodeState, sequence: int) -> PodState:
+def decode_state(pod: Stated, state: DecodeState, sequence: int) -> PodState:
     """The state of a pod that only decodes: `waiting` are jobs that do not run yet."""
     return _base(pod, sequence).model_copy(
         update={
@@ -46,8 +70,9 @@ def decode_state(pod: Pod, state: DecodeState, sequence: int) -> PodState:
     )
 
 
-def _base(pod: Pod, sequence: int) -> PodState:
-    spec = pod.engine.spec
+def _base(pod: Stated, sequence: int) -> PodState:
+    spec = pod.spec
+    num_kv_blocks = 0 if spec is None else spec.num_kv_blocks
     return PodState(
         sequence=sequence,
         role=pod.role,
@@ -55,9 +80,9 @@ def _base(pod: Pod, sequence: int) -> PodState:
         ready=pod.lifecycle.ready,
         draining=pod.lifecycle.closes_connections,
         generation=pod.live.current.generation,
-        kv_blocks=spec.num_kv_blocks,
-        kv_blocks_free=spec.num_kv_blocks,
-        block_size=spec.block_size,
+        kv_blocks=num_kv_blocks,
+        kv_blocks_free=num_kv_blocks,
+        block_size=pod.config.engine.block_size if spec is None else spec.block_size,
     )
 
 

@@ -4,7 +4,8 @@
 | --- | --- | --- |
 | `pod.py` | parent | a pod from start to stop |
 | `flags.py`, `refused_flags.py`, `environment.py` | parent | the child's command line and environment (pure) |
-| `child.py`, `tied.py` | parent | the child as a process that never outlives its parent |
+| `child.py`, `keeper.py` | parent | the child as a process that never outlives its parent |
+| `probing.py` | parent | the child as its API port shows it |
 | `observer.py` | parent | metrics, state and history from what the engine core tells |
 | `by_hand.py` | parent | the two documents of a pod that is started without files |
 | `channel.py`, `listening_end.py` | both | how core and parent talk |
