@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.capabilities import promised
 from support.control_plane import ecosystem_prometheus
 from support.control_plane.images import Image, image
 from support.control_plane.node import Node
@@ -52,6 +53,20 @@ def serving_image(node: Node) -> Image:
 def proxy_image(node: Node) -> Image:
     """The proxy's image, on the node."""
     return _loaded(node, image("proxy"))
+
+
+@pytest.fixture(scope="session")
+def built_vllm_image() -> Image:
+    """The image with vLLM for CPUs: 1.5 GB to download and minutes to build, so that it is built where it is promised."""
+    if "vllm-image" not in promised():
+        pytest.skip("builds for minutes: promise vllm-image in FLOWPREFILL_REQUIRE")
+    return image("serving-vllm-cpu")
+
+
+@pytest.fixture(scope="session")
+def vllm_image(node: Node, built_vllm_image: Image) -> Image:
+    """The image with vLLM for CPUs, on the node."""
+    return _loaded(node, built_vllm_image)
 
 
 def _loaded(node: Node, built: Image) -> Image:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.capabilities import promised
 from support.control_plane.images import Image, ImageName, image
 
 MB = 1_000_000
@@ -44,23 +43,17 @@ def test_operator_and_proxy_have_no_torch(name: ImageName) -> None:
     assert not [path for path in paths if "/site-packages/torch/" in path]
 
 
-@pytest.fixture(scope="module")
-def vllm() -> Image:
-    """The image with vLLM for CPUs: 1.5 GB to download and minutes to build, so that it is built where it is promised."""
-    if "vllm-image" not in promised():
-        pytest.skip("builds for minutes: promise vllm-image in FLOWPREFILL_REQUIRE")
-    return image("serving-vllm-cpu")
-
-
 def test_the_last_layer_of_the_serving_image_is_the_unpacked_model() -> None:
     _ends_with_the_model(image("serving"))
 
 
-def test_the_image_with_vllm_for_cpus_has_its_cures_and_carries_the_model(vllm: Image) -> None:
-    _ends_with_the_model(vllm)
+def test_the_image_with_vllm_for_cpus_has_its_cures_and_carries_the_model(
+    built_vllm_image: Image,
+) -> None:
+    _ends_with_the_model(built_vllm_image)
     packages = {
         path.partition("/site-packages/")[2].partition("/")[0]
-        for layer in _files(vllm.archive)
+        for layer in _files(built_vllm_image.archive)
         for path in layer
     }
     assert {
