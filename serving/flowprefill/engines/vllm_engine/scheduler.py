@@ -59,19 +59,17 @@ class AllocatingScheduler(Scheduler):
         self.kv_holding_waiting: Any
         require_supported()
         require_accepted(self.vllm_config)
-        settings = (self.vllm_config.additional_config or {}).get(SETTINGS_KEY) or {}
         self.observer: Observer | None = None
         self.in_flight: dict[str, int] = {}  # request -> task
         self._to_finish: dict[str, RequestStatus] = {}
         self._ends: Mapping[str, int] = {}
         self._num_cached: dict[str, int] = {}  # full blocks of a request that are in the prefix cache
-        if not settings.get("cache_on_schedule", False):  # True breaks rule 2, to show what it prevents
-            allocate = self.kv_cache_manager.allocate_slots
+        allocate = self.kv_cache_manager.allocate_slots
 
-            def allocate_uncached(*args: Any, **kwargs: Any) -> Any:
-                return allocate(*args, **{**kwargs, "delay_cache_blocks": True})
+        def allocate_uncached(*args: Any, **kwargs: Any) -> Any:
+            return allocate(*args, **{**kwargs, "delay_cache_blocks": True})
 
-            self.kv_cache_manager.allocate_slots = allocate_uncached
+        self.kv_cache_manager.allocate_slots = allocate_uncached
 
     # vLLM's ways in and out.
 

@@ -136,9 +136,8 @@ class Slots:
         """Drop rows of this slot that other slots have outdated since."""
         batch = slot.runner.input_batch
         for request_id in scheduler_output.num_scheduled_tokens:
-            last = self._last_slot.get(request_id, slot.index)
-            if last != slot.index and request_id in batch.req_id_to_index:
-                batch.remove_request(request_id)
+            if self._last_slot.get(request_id) != slot.index and request_id in batch.req_id_to_index:
+                batch.remove_request(request_id)  # also one of a request of before with the same id
             self._last_slot[request_id] = slot.index
         for request_id in scheduler_output.finished_req_ids:
             self._last_slot.pop(request_id, None)
