@@ -15,13 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm import forward_context
-from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.abstract import Executor
-from vllm.v1.request import Request, RequestStatus
-
 from flowprefill.clock import MonotonicClock
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
 from flowprefill.engines.vllm_engine.steps import StepEngine
@@ -29,6 +22,12 @@ from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Granularity, Task, TaskItem
 from flowprefill.scheduling.events import Completed, Failed, Parked
 from flowprefill.server.vllm.bridge import StepBridge
+from vllm import forward_context
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.request import Request, RequestStatus
 
 PACKAGE = "flowprefill.engines.vllm_engine"
 WAIT_S = 120.0
@@ -241,7 +240,7 @@ class Bench:
         outputs = {name: list(tokens) for name, tokens in self.outputs.items()}
         records = self._computed(self.records)
         started = list(self.started)
-        self.abort(*[i for i in self.vllm.requests])
+        self.abort(*list(self.vllm.requests))
         self.flush()
         self.begin_test()
         again = self._replay(started, prompts, **params)
