@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,21 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.profile import Profile
 from flowprefill_crd import LiveConfig
+from flowprefill_crd.podconfig import LiveSloClass
 
-DEFAULT_LIVE = LiveConfig.model_validate(
-    {
-        "generation": 0,
-        "slo_classes": [
-            {
-                "name": "default",
-                "default": True,
-                "ttft_milliseconds": 1000,
-                "min_ttft_milliseconds": 1,
-                "max_ttft_milliseconds": 3_600_000,
-                "tbt_milliseconds": 100,
-            }
-        ],
-    }
+DEFAULT_LIVE = LiveConfig(
+    generation=0,
+    slo_classes=(
+        LiveSloClass(
+            name="default",
+            default=True,
+            ttft_milliseconds=1000,
+            min_ttft_milliseconds=1,
+            max_ttft_milliseconds=3_600_000,
+            tbt_milliseconds=100,
+        ),
+    ),
 )
 """What a plain `vllm serve` with our flags works by: one class with a TTFT target of 1 s."""
 
@@ -53,14 +53,11 @@ class CoreSettings(BaseModel):
     warm_up_seconds: float = Field(default=10.0, ge=0.0, le=600.0)
     """How long measuring prefill times may take."""
 
-    cache_on_schedule: bool = False
-    """True breaks the prefix cache, on purpose: it shows what registering blocks at completion prevents."""
-
 
 def core_settings(section: Mapping[str, Any]) -> CoreSettings:
     """Raises InvalidConfiguration, naming the field, the value and what is accepted."""
     try:
-        return CoreSettings.model_validate(dict(section))
+        return CoreSettings.model_validate_json(json.dumps(dict(section)))  # the documents are strict JSON
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
