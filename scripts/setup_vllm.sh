@@ -33,8 +33,8 @@ if [ -z "${PYTHON:-}" ]; then
     if command -v "$candidate" >/dev/null 2>&1 && fits "$candidate"; then PYTHON=$candidate; break; fi
   done
 fi
-[ -n "${PYTHON:-}" ] || die "no Python $RANGE on PATH (python3 is $(python3 --version 2>&1 || echo missing)); $EXTRA needs it: install one or set PYTHON=/path/to/python3.11"
-fits "$PYTHON" || die "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1 || echo missing); $EXTRA needs Python $RANGE"
+[ -n "${PYTHON:-}" ] || die "no Python $RANGE on PATH (python3 is $(python3 --version 2>/dev/null || echo missing)); $EXTRA needs it: install one or set PYTHON=/path/to/python3.11"
+fits "$PYTHON" || die "PYTHON=$PYTHON is $("$PYTHON" --version 2>/dev/null || echo missing); $EXTRA needs Python $RANGE"
 
 stamp="$VLLM_VENV/.flowprefill-setup"
 wanted=$(cat pyproject.toml constraints-vllm.txt scripts/setup_vllm.sh scripts/vllm_name.py | cksum; echo "$FLAVOUR ${FLOWPREFILL_TORCH:-}")

@@ -44,7 +44,7 @@ def write_wheel(folder: Path, cpu_version: str) -> Path:
             "Metadata-Version: 2.1\n"
             f"Name: {NAME}\nVersion: {named}\n"
             f"Summary: The name {NAME} for the files of {SPEAKS_FOR}\n"
-            f"Requires-Dist: {SPEAKS_FOR} (=={cpu_version})\n"
+            f"Requires-Dist: {SPEAKS_FOR}=={cpu_version}\n"
         ),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: flowprefill\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -63,8 +63,12 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", metavar="FOLDER", type=Path, help="write the wheel there, and install nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--wheel", metavar="FOLDER", type=Path, help="write the wheel there, and install nothing"
+    )
     folder: Path | None = parser.parse_args().wheel
     found = installed(SPEAKS_FOR)
     if found is None:

@@ -93,7 +93,8 @@ class VllmServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT_S)
         forced = self.process.poll() is None
-        _, left = psutil.wait_procs(self._seen.values(), timeout=0 if forced else STOP_TIMEOUT_S)
+        below = [process for pid, process in self._seen.items() if pid != self.process.pid]
+        _, left = psutil.wait_procs(below, timeout=0 if forced else STOP_TIMEOUT_S)
         self._end_all()
         self.exit_code = self.process.wait()
         remains = sorted(path for path in self._shared_memory if os.path.exists(path))
@@ -111,6 +112,7 @@ class VllmServer:
         for process in filter(is_alive, self._seen.values()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self.process.wait(STOP_TIMEOUT_S)  # before psutil does, which would take its exit code
         psutil.wait_procs(self._seen.values(), timeout=STOP_TIMEOUT_S)
 
 

@@ -31,7 +31,8 @@ def write_tokenizer(directory: Path) -> None:
     room = VOCAB_SIZE - len(SPECIAL) - len(alphabet)
     merges = list(itertools.islice(itertools.product(_LETTERS, repeat=2), room))
     words = [*SPECIAL, *alphabet, *map("".join, merges)]
-    assert len(set(words)) == VOCAB_SIZE and words[_FIRST_PAIR] == "".join(merges[0])
+    assert len(set(words)) == VOCAB_SIZE
+    assert words[_FIRST_PAIR] == "".join(merges[0])
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
