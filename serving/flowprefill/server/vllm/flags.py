@@ -36,6 +36,9 @@ MAX_PROMPTS = 256
 
 MAX_SLOTS = 256
 
+CPU_BLOCK = 32
+"""vLLM's attention on CPUs takes blocks of a multiple of so many tokens."""
+
 COMPILES = frozenset({"--compilation-config", "--optimization-level", "--no-enforce-eager"})
 """Flags that ask for compilation, which a pod on a CPU does not do by itself: it takes minutes there."""
 
@@ -65,6 +68,12 @@ class Launch:
     def tensor_parallel_size(self) -> int:
         part = self.config.decode if self.role == "decode" else self.config.prefill
         return part.tensor_parallel_size
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block: what was asked for, rounded up to what vLLM's attention takes."""
+        step = CPU_BLOCK if self.device == "cpu" else 1
+        return -(-self.config.engine.block_size // step) * step
 
     @property
     def preemptive(self) -> bool:
@@ -107,7 +116,7 @@ def _of_the_service(launch: Launch) -> list[str]:
         f"--host={launch.host}",
         f"--port={launch.port}",
         f"--dtype={config.engine.dtype}",
-        f"--block-size={config.engine.block_size}",
+        f"--block-size={launch.block_size}",
         f"--tensor-parallel-size={launch.tensor_parallel_size}",
         # What is still in flight after the pod has drained ends before vLLM does.
         f"--shutdown-timeout={max(config.termination.drain_seconds, 1)}",
@@ -131,7 +140,7 @@ def _sizes(launch: Launch) -> list[str]:
         words.append(f"--max-model-len={min(launch.model_len, tokens)}")
     if tokens is not None:
         # vLLM keeps one block for itself.
-        words.append(f"--num-gpu-blocks-override={-(-tokens // config.engine.block_size) + 1}")
+        words.append(f"--num-gpu-blocks-override={-(-tokens // launch.block_size) + 1}")
     return words
 
 
