@@ -7,6 +7,7 @@ name, sends what the messages file holds and appends what it hears to `heard`. T
     loading        while it is there, the engine loads
     messages       pickled messages to send once connected; read anew whenever the file changes
     in_flight      number of requests; none is 0
+    restart        the engine core hangs up and comes anew, with nothing to say
     crash          end with exit code 7
     hang           answer nothing any more
     stubborn       take no notice of SIGTERM
@@ -51,6 +52,10 @@ def core() -> None:
     while True:
         file = HERE / "messages"
         found = file.stat().st_mtime_ns if file.exists() else None
+        if (HERE / "restart").exists():
+            (HERE / "restart").unlink()
+            channel.close()
+            channel = CoreChannel(section.get("channel"), hear)
         if found is not None and found != stamp and not (HERE / "loading").exists():
             stamp = found
             for message in pickle.loads(file.read_bytes()):

@@ -196,6 +196,7 @@ class VllmPod:
         channel: ParentChannel | None,
         files: PrivateFiles,
     ) -> int:
+        frame.insides.append(observer)  # from here on it is told of changes of the live document
         config, live = self._config, self._live.current
         launch = Launch(
             role=self._role,
@@ -229,7 +230,6 @@ class VllmPod:
             (*self._program, *words), environment(os.environ, launch, around), name="vllm serve"
         )
         api = ApiServer(self._host, self.api_port)
-        frame.insides.append(observer)
         frame.states.build_by(observer.state)
         patience_s = STOP_S
         try:
