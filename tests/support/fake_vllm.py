@@ -7,6 +7,8 @@ name, sends what the messages file holds and appends what it hears to `heard`. T
     loading        while it is there, the engine loads
     messages       pickled messages to send once connected; read anew whenever the file changes
     in_flight      number of requests; none is 0
+    generated      number of tokens generated so far; none is 0
+    received       number of prompt tokens whose KV came from elsewhere; none is 0
     restart        the engine core hangs up and comes anew, with nothing to say
     crash          end with exit code 7
     hang           answer nothing any more
@@ -35,6 +37,11 @@ POLL_S = 0.01
 
 def flag(name: str) -> str | None:
     return next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{name}=")), None)
+
+
+def number(name: str) -> float:
+    file = HERE / name
+    return float(file.read_text()) if file.exists() else 0.0
 
 
 def core() -> None:
@@ -81,14 +88,15 @@ def main() -> int:
             if self.path == "/health":
                 self.answer(503 if (HERE / "loading").exists() else 200, "")
             elif self.path == "/metrics":
-                file = HERE / "in_flight"
-                number = float(file.read_text()) if file.exists() else 0.0
+                running, generated, received = map(number, ("in_flight", "generated", "received"))
                 labels = f'{{engine="0",model_name="{model}"}}'
                 self.answer(
                     200,
-                    f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {number}\n"
+                    f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {running}\n"
                     f"vllm:num_requests_waiting{labels} 0.0\n"
-                    f'vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 5.0\n',
+                    f'vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 5.0\n'
+                    f"vllm:generation_tokens_total{labels} {generated}\n"
+                    f"vllm:external_prefix_cache_hits_total{labels} {received}\n",
                 )
             else:
                 self.answer(404, "")

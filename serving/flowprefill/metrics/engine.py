@@ -65,6 +65,10 @@ class KVTransferMetrics:
         self._received_tokens().inc(num_tokens)
         self._pull_s().observe(seconds)
 
+    def received_tokens(self, num_tokens: int) -> None:
+        """KV of so many prompt tokens has come; how long it took is not known here."""
+        self._received_tokens().inc(num_tokens)
+
     def sent(self, num_bytes: int) -> None:
         self._sent_bytes().inc(num_bytes)
 

@@ -20,6 +20,7 @@ from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.slo import slo_of
 from flowprefill.server.states import prefill_state
 from flowprefill.server.vllm.channel import Decided, FromCore, Reconfigure, Seen, Started
+from flowprefill.server.vllm.probing import EngineLoad
 from flowprefill.wire import PodState
 from flowprefill_crd import LiveConfig, PodConfig
 
@@ -43,6 +44,7 @@ class Observer:
         self._history = History()
         self._view: SchedulerView | None = None
         self._prompts: dict[str, _Prompt] = {}
+        self._load: EngineLoad | None = None
         self.spec: EngineSpec | None = None
 
     # Of the pod (`states.Stated`).
@@ -162,11 +164,33 @@ class Observer:
                 case _:
                     pass
 
+    # From the child's API port.
+
+    def loaded(self, load: EngineLoad) -> None:
+        """Take in what vLLM says of its load. Its counters are those of one child, from 0."""
+        before = self._load or EngineLoad(running=0, waiting=0)
+        self._load = load
+        self._metrics.pod.generated(max(load.num_generated_tokens - before.num_generated_tokens, 0))
+        if self._frame.role == "decode":
+            received = load.num_received_tokens - before.num_received_tokens
+            self._metrics.kv_transfer.received_tokens(max(received, 0))
+        if self._frame.role != "prefill":
+            self._metrics.decode.state(
+                queued=load.waiting,
+                filling=0,
+                active=load.running,
+                num_steps=max(load.num_steps, before.num_steps),
+            )
+        self._frame.states.changed()
+
     # For the frame.
 
     def state(self, sequence: int) -> PodState:
         """The pod's state now."""
-        return prefill_state(self, self._view, sequence)
+        state = prefill_state(self, self._view, sequence)
+        if self._view is None and self._load is not None:  # stock vLLM
+            return state.model_copy(update={"waiting": self._load.waiting})
+        return state
 
     def reconfigure(self, live: LiveConfig) -> None:
         """Tell the core of new live settings."""

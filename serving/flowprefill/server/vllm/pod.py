@@ -17,10 +17,8 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from flowprefill.hosting.daemon import in_daemon
 from flowprefill.hosting.documents import LiveDocument
@@ -41,22 +39,13 @@ from flowprefill.server.vllm.preparing import (
 )
 from flowprefill.server.vllm.probing import ApiServer
 from flowprefill.server.vllm.refused_flags import check, parsed
+from flowprefill.server.vllm.watch import ChildFailed, Watch
 from flowprefill_crd import LiveConfig, PodConfig
 
 log = logging.getLogger(__name__)
 
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
-START_LOOK_S = 0.5
-LOOK_S = 5.0
-"""How often the child is asked whether it is well, once it serves."""
-UNWELL_S = 60.0
-"""A child that answers nothing for so long is given up."""
-SILENT_S = 60.0
-"""When to say that vLLM serves but its engine core has not told of itself."""
-SHOWN_S = 5.0
-"""How long `/health` tells of a failure before the pod ends: probes and people see why."""
-DRAIN_LOOK_S = 0.2
 STOP_S = 8.0
 """How long vLLM may take to end once it has nothing to do; pods have 10 s beyond their drain time."""
 
@@ -231,98 +220,21 @@ class VllmPod:
         )
         api = ApiServer(self._host, self.api_port)
         frame.states.build_by(observer.state)
+        watch = Watch(frame, observer, child, api)
         patience_s = STOP_S
         try:
-            failure = await self._started(frame, observer, child, api)
-            if failure is None and self.ready.is_set():
-                failure = await self._serving(frame, child, api)
-            if failure is None and self.ready.is_set():
-                patience_s += await self._drain(frame, observer, child, api)
-            if failure is None:
-                return 0
-            await self._show(frame, failure)
+            if await watch.until_ready():
+                where = {"host": self._host, "port": self.api_port, "admin_port": self.admin_port}
+                log.info("serving", extra=frame.facts() | where)
+                self.ready.set()
+                if await watch.until_stop():
+                    patience_s += await watch.drain()
+            return 0
+        except ChildFailed as failure:
+            await watch.show(str(failure))
             return 1
         finally:
             await api.close()
             hurry = frame.lifecycle.hurry_asked()
             await child.stop(patience_s, hurry=hurry)
             hurry.cancel()
-
-    async def _started(self, frame: PodFrame, observer: Observer, child: Child, api: ApiServer) -> str | None:
-        """Wait until the pod can serve, or a stop; what went wrong, if anything."""
-        began_s = time.monotonic()
-        serves_since_s: float | None = None
-        while not await self._stopping(frame, child, START_LOOK_S):
-            if child.death is not None:
-                return child.death
-            if not await api.healthy():
-                continue
-            if self._role == "decode" or observer.started:
-                frame.lifecycle.enter("ready")
-                where = {"host": self._host, "port": self.api_port, "admin_port": self.admin_port}
-                seconds = round(time.monotonic() - began_s, 1)
-                log.info("serving", extra=frame.facts() | where | {"start_seconds": seconds})
-                self.ready.set()
-                return None
-            now_s = time.monotonic()
-            if serves_since_s is None:
-                serves_since_s = now_s
-            elif now_s - serves_since_s > SILENT_S:
-                serves_since_s = now_s
-                log.warning("vLLM serves, but its engine core has not told of itself: is our plugin loaded?")
-        return None
-
-    async def _serving(self, frame: PodFrame, child: Child, api: ApiServer) -> str | None:
-        """Wait for a stop; what went wrong, if anything."""
-        well_s = time.monotonic()
-        while not await self._stopping(frame, child, LOOK_S):
-            if child.death is not None:
-                return child.death
-            now_s = time.monotonic()
-            if await api.healthy():
-                well_s = now_s
-            elif child.death is None and now_s - well_s > UNWELL_S:
-                return f"vllm serve has not answered /health for {UNWELL_S:.0f} s"
-        return None
-
-    async def _stopping(self, frame: PodFrame, child: Child, seconds: float) -> bool:
-        """Wait that long, not beyond a stop or the child's end; whether a stop was asked for."""
-        stop = asyncio.ensure_future(frame.lifecycle.stop_asked())
-        try:
-            either: set[asyncio.Future[Any]] = {
-                stop,
-                child.ended,
-            }  # Any: results of two types, neither looked at
-            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            return stop.done()
-        finally:
-            stop.cancel()
-
-    async def _drain(self, frame: PodFrame, observer: Observer, child: Child, api: ApiServer) -> float:
-        """Lame duck, then until nobody needs the child; seconds that are left of the drain time."""
-        lifecycle, termination = frame.lifecycle, self._config.termination
-        lifecycle.enter("lame_duck")
-        await lifecycle.pause(termination.lame_duck_seconds)
-        lifecycle.enter("draining")
-        began_s = time.monotonic()
-        drained = asyncio.ensure_future(self._drained(observer, child, api))
-        if not await lifecycle.until(drained, termination.drain_seconds):
-            log.warning("stopping before all work was done", extra={"role": self._role})
-            drained.cancel()
-        return max(began_s + termination.drain_seconds - time.monotonic(), 0.0)
-
-    async def _drained(self, observer: Observer, child: Child, api: ApiServer) -> None:
-        """Return once the child has no request, twice in a row, and a prefill pod holds no KV that others want."""
-        calm = 0
-        while calm < 2 and child.death is None:
-            wanted = self._role == "prefill" and observer.holds_kv
-            calm = calm + 1 if observer.idle or (not wanted and await api.in_flight() == 0) else 0
-            await asyncio.sleep(DRAIN_LOOK_S)
-
-    async def _show(self, frame: PodFrame, failure: str) -> None:
-        """The pod is broken: say so, for a while."""
-        log.critical("the pod cannot serve", extra={"role": self._role, "reason": failure})
-        frame.lifecycle.fail(failure)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHOWN_S):
-                await frame.lifecycle.stop_asked()

@@ -34,11 +34,12 @@ _WHOLE_PROMPTS = (
 REFUSED = {
     "--additional-config": "it carries our own settings",
     "--async-scheduling": "steps that are paused and overtaken end out of order",
-    "--api-key": "keys come from the service's security.apiKeysSecretRef",
+    "--api-key": "set security.apiKeysSecretRef, or VLLM_API_KEY by hand",
     "--api-server-count": "the pod's parent process watches one API server",
     "--config": "give its options as flags, so that they can be checked",
     "--data-parallel-size": _ONE_ENGINE,
     "--decode-context-parallel-size": "not supported by the preemptive engine",
+    "--disable-log-stats": "the pod drains, scales and tells its load by vLLM's metrics",
     "--distributed-executor-backend": "the engine has executors of its own",
     "--enable-chunked-prefill": _WHOLE_PROMPTS,
     "--enable-lora": "merge the adapter into the model",

@@ -124,6 +124,17 @@ async def test_the_state_stream_tells_what_the_scheduler_sees(tmp_path: Path) ->
         assert await fake.metric("flowprefill_kv_blocks_free") == 400
 
 
+async def test_a_decode_pod_tells_of_stock_vllms_load(tmp_path: Path) -> None:
+    async with fake_pod(tmp_path, "decode") as fake:
+        await fake.until_ready()
+        for name, value in (("in_flight", "3"), ("generated", "40"), ("received", "96")):
+            fake.switch(name, value)
+        await fake.until_metric("flowprefill_decode_sequences", 3, state="active")
+        fake.switch("generated", "42")
+        await fake.until_metric("flowprefill_generated_tokens_total", 42)
+        assert await fake.metric("flowprefill_kv_transfer_received_tokens_total") == 96
+
+
 async def test_a_live_document_reaches_the_core_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     async with fake_pod(tmp_path, "prefill") as fake:
         fake.tell(STARTED)
