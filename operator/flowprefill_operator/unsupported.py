@@ -14,6 +14,9 @@ from flowprefill_operator.resources.pod import container_name
 MULTI_NODE = "MultiNodeUnsupported"
 """Reason of the condition of a service whose roles span nodes."""
 
+PROFILING = "ProfilingJobUnsupported"
+"""Reason of the condition of a service that asks for a Job which its engine has none for."""
+
 INVALID_TEMPLATE = "InvalidPodTemplate"
 """Reason of the condition of a service whose pods cannot be as the spec changes them."""
 
@@ -25,12 +28,18 @@ def unsupported(service: FlowPrefillService) -> tuple[str, str] | None:
     if spec.mode == "Disaggregated":
         roles["decode"] = spec.decode.nodes
     wide = [f"spec.{role}.nodes is {nodes}" for role, nodes in roles.items() if nodes > 1]
-    if not wide:
-        return None
-    return (
-        MULTI_NODE,
-        f"{' and '.join(wide)}; this release serves roles whose pods each stay on one node, use 1",
-    )
+    if wide:
+        return (
+            MULTI_NODE,
+            f"{' and '.join(wide)}; this release serves roles whose pods each stay on one node, use 1",
+        )
+    if spec.engine.type == "vllm" and spec.scheduling.predictor.profiling_job:
+        message = (
+            "spec.scheduling.predictor.profilingJob is true and spec.engine.type is vllm, whose pods each measure "
+            "for themselves at their start; use false"
+        )
+        return PROFILING, message
+    return None
 
 
 def lost_container(planned: Iterable[Object]) -> tuple[str, str] | None:

@@ -48,7 +48,8 @@ class Predictor(ApiObject):
 
     profiling_job: bool = False
     """Measure prefill times once, in a Job with the prefill pods' image and resources; prefill pods start with its
-    result. Measured again when the model, the engine, the image or these resources change. Restarts pods."""
+    result. Measured again when the model, the engine, the image or these resources change. Not with engine vllm
+    (condition ProfilingJobUnsupported). Restarts pods."""
 
     warmup: bool = True
     """Measure prefill times at the start of a pod before it is ready. Restarts pods."""

@@ -14,7 +14,14 @@ STATUS = ROOT / "operator" / "flowprefill_operator" / "status"
 HOLDS = {"Valid", "Applied", "Profiled", "PodsReady", "Complete", "InUse", "Serving"}
 """Reasons of conditions that hold; a table of what is wrong has no row for them."""
 
-FROM_ELSEWHERE = {"InvalidSpec", "InvalidPodTemplate", "MultiNodeUnsupported", "NameConflict", "BeingDeleted"}
+FROM_ELSEWHERE = {
+    "InvalidSpec",
+    "InvalidPodTemplate",
+    "MultiNodeUnsupported",
+    "ProfilingJobUnsupported",
+    "NameConflict",
+    "BeingDeleted",
+}
 """Reasons that reach the status from outside its folder."""
 
 

@@ -35,9 +35,25 @@ def test_a_role_that_spans_nodes_is_refused_by_its_field(changed: dict[str, Any]
     assert message.endswith("use 1")
 
 
+def test_a_profiling_job_for_vllm_which_has_none_is_refused_before_its_pods_wait_for_it() -> None:
+    job = {"scheduling": {"predictor": {"profilingJob": True}}}
+    found = unsupported(parse_service(document(merged(MINIMAL_SPEC, job | {"engine": {"type": "vllm"}}))))
+    assert found is not None
+    reason, message = found
+    assert reason == "ProfilingJobUnsupported"
+    assert message.startswith("spec.scheduling.predictor.profilingJob is true and spec.engine.type is vllm")
+    assert message.endswith("use false")
+
+
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"prefill": {"nodes": 1}}, {"mode": "Colocated", "decode": {"nodes": 2}}],
+    [
+        {},
+        {"prefill": {"nodes": 1}},
+        {"mode": "Colocated", "decode": {"nodes": 2}},
+        {"scheduling": {"predictor": {"profilingJob": True}}},
+        {"engine": {"type": "vllm"}, "scheduling": {"predictor": {"profileConfigMap": "measured"}}},
+    ],
     ids=str,
 )
 def test_what_can_be_planned_is_taken(changed: dict[str, Any]) -> None:
