@@ -12,6 +12,7 @@ name, sends what the messages file holds and appends what it hears to `heard`. T
     restart        the engine core hangs up and comes anew, with nothing to say
     crash          end with exit code 7
     hang           answer nothing any more
+    careless       leave the engine core behind at the end
     stubborn       take no notice of SIGTERM
     started.json   written: argv, environment, process ids
     heard          written: generations of the live documents that the core heard, a line each
@@ -127,8 +128,9 @@ def main() -> int:
         if (HERE / "crash").exists():
             return 7  # its engine core stays, as one does whose API server dies
     (HERE / "stopped").touch()
-    engine.kill()
-    engine.wait()
+    if not (HERE / "careless").exists():
+        engine.kill()
+        engine.wait()
     return 0
 
 

@@ -138,9 +138,12 @@ async def test_a_child_that_is_killed_names_the_signal(tmp_path: Path) -> None:
         assert "SIGKILL" in (await fake.admin.get("/health")).json()["reason"]
 
 
-async def test_nothing_stays_when_the_pod_itself_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("careless", [False, True])
+async def test_nothing_stays_when_the_pod_itself_is_killed(tmp_path: Path, careless: bool) -> None:
     switches = tmp_path / "switches"
     switches.mkdir()
+    if careless:
+        (switches / "careless").touch()
     config, live = tmp_path / "config.json", tmp_path / "live.json"
     config.write_text(pod_config(engine={"type": "vllm"}).to_json())
     live.write_text(live_config().to_json())
