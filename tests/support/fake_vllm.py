@@ -120,7 +120,7 @@ def main() -> int:
         "environment": dict(os.environ),
         "pid": os.getpid(),
         "core": engine.pid,
-        "group": os.getpgrp(),
+        "keeper": os.getppid(),
     }
     (HERE / "started.tmp").write_text(json.dumps(started))
     (HERE / "started.tmp").rename(HERE / "started.json")

@@ -104,7 +104,7 @@ class FakePod:
 
     def survivors(self) -> list[int]:
         """Processes of the child's that still run."""
-        known = [self.started["pid"], self.started["core"], self.started["group"]]
+        known = [self.started["pid"], self.started["core"], self.started["keeper"]]
         return [pid for pid in known if runs(pid)]
 
 

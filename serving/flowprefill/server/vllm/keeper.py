@@ -1,12 +1,13 @@
 """Runs a program that must not outlive the process which started it: `python -m flowprefill.server.vllm.keeper PROGRAM ...`.
 
-It leads a process group in which the program and all that it starts are. SIGTERM and SIGINT go on to the program. When
-standard input ends, the process that held its other end is gone, by whatever death: the program is asked to stop, and soon
-the whole group is killed.
+The program leads a process group of its own, in which all that it starts stays. SIGTERM and SIGINT go on to the program,
+SIGUSR1 kills the group, and so does the program's end: no engine core outlives its API server. When standard input ends, the
+process that held its other end is gone, by whatever death: the program is asked to stop, and soon killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,25 +22,30 @@ NOT_FOUND = 127
 
 def main(argv: list[str]) -> int:
     """Run the program; its exit code, 128 plus the signal's number when a signal ended it."""
-    asked: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked.append(number))
+    handled = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled)  # what comes before there is a program waits for it
     try:
-        program = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        program = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, handled),  # no other thread yet
+        )
     except OSError as error:
         sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
         return NOT_FOUND
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: program.send_signal(number))
-    for early in asked:
-        program.send_signal(early)
+    signal.signal(signal.SIGUSR1, lambda number, frame: _kill_group(program))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
     threading.Thread(target=_outlived, args=(program,), daemon=True).start()
     code = program.wait()
+    _kill_group(program)
     return code if code >= 0 else 128 - code
 
 
 def _outlived(program: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of standard input, then for the program, not for long, and end everything."""
+    """Wait for the end of standard input, then for the program, not for long."""
     while os.read(0, 4096):
         continue
     program.terminate()
@@ -47,7 +53,12 @@ def _outlived(program: subprocess.Popen[bytes]) -> None:
         program.wait(ORPHAN_S)
     except subprocess.TimeoutExpired:
         sys.stderr.write("the process that started this one is gone, and the program does not stop: killed\n")
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+        _kill_group(program)
+
+
+def _kill_group(program: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ async def test_nothing_stays_when_the_pod_itself_is_killed(tmp_path: Path, carel
         process.kill()
         await process.wait()
         await until(
-            lambda: not any(runs(started[name]) for name in ("pid", "core", "group")), what="all gone"
+            lambda: not any(runs(started[name]) for name in ("pid", "core", "keeper")), what="all gone"
         )
     finally:
         if process.returncode is None:
