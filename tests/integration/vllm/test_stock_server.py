@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from flowprefill.engines.tokenizer import load_tokenizer
 from support.embedded_model import embedded_model
 from support.pods import until_async
 from support.vllm.completions import completion, leave_after, leave_at_once, streamed
@@ -63,14 +64,13 @@ async def test_greedy_tokens_and_their_logprobs_are_those_of_transformers(
 async def test_a_text_prompt_is_tokenized_as_the_models_own_tokenizer_does(
     server: VllmServer, reference: dict[Path, list[Greedy]]
 ) -> None:
-    from flowprefill.engines.tokenizer import load_tokenizer
-
     text = load_tokenizer(server.model).decode(PROMPTS[1])
     ids = load_tokenizer(server.model).encode(text)
     async with server.client() as client:
         by_text, by_ids = await completion(client, text, 4), await completion(client, ids, 4)
     assert by_text.token_ids == by_ids.token_ids
-    assert by_text.text == load_tokenizer(server.model).decode(by_text.token_ids)
+    # A character whose last bytes are still to come is held back.
+    assert load_tokenizer(server.model).decode(by_text.token_ids).startswith(by_text.text)
 
 
 async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing_held(server: VllmServer) -> None:
@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_ends_its_request_and_leaves_nothing_held(ser
         before = server.usage()
         for _ in range(5):
             assert await leave_after(client, PROMPTS[0], 5000, tokens_before=3) >= 3
-        assert await leave_at_once(client, random_prompt(8000, seed=1), after_s=0.05)
+        assert await leave_at_once(client, random_prompt(2000, seed=1), after_s=0.05)
         await until_async(is_idle, what="no request running or waiting")
         again = await completion(client, PROMPTS[0], 4)
     after = server.usage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import psutil
 from flowprefill.engines.tokenizer import load_tokenizer
 from flowprefill_operator.node.ports import free_ports
 from support.vllm.environment import environment
-from support.vllm.usage import Usage, is_alive, tree, usage
+from support.vllm.usage import Usage, group, is_alive, tree, usage
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
@@ -93,6 +92,7 @@ class VllmServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT_S)
         forced = self.process.poll() is None
+        self._seen |= {process.pid: process for process in group(self.process.pid)}
         below = [process for pid, process in self._seen.items() if pid != self.process.pid]
         _, left = psutil.wait_procs(below, timeout=0 if forced else STOP_TIMEOUT_S)
         self._end_all()
@@ -106,9 +106,8 @@ class VllmServer:
         return self.exit_code
 
     def _end_all(self) -> None:
-        """SIGKILL to the server's process group and to all that was ever seen below it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """SIGKILL to the server, its process group and all that was ever seen below it."""
+        self._seen |= {process.pid: process for process in group(self.process.pid)}
         for process in filter(is_alive, self._seen.values()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -32,6 +32,18 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
+def group(pgid: int) -> list[psutil.Process]:
+    """The members of a process group, also those whose parent has ended."""
+
+    def is_member(process: psutil.Process) -> bool:
+        try:
+            return os.getpgid(process.pid) == pgid
+        except ProcessLookupError:
+            return False
+
+    return [one for one in psutil.process_iter() if is_member(one) and is_alive(one)]
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Whether it runs; one that only waits for its parent to take note of its end does not."""
     try:

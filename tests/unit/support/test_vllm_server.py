@@ -25,6 +25,8 @@ if how == "dies":
     sys.exit("no such device")
 if how == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif how == "leaves a late process":
+    signal.signal(signal.SIGTERM, lambda *_: (subprocess.Popen(["sleep", "600"]), os._exit(0)))
 else:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if how == "leaves a process":
@@ -116,10 +118,11 @@ def test_a_server_that_ignores_sigterm_is_ended_and_told(python: Path, model: Pa
     assert running.exit_code == -9
 
 
-def test_a_process_left_behind_is_ended_and_told(python: Path, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["leaves a process", "leaves a late process"])
+def test_a_process_left_behind_is_ended_and_told(python: Path, model: Path, tmp_path: Path, how: str) -> None:
     with (
         pytest.raises(AssertionError, match=r"left processes behind: \[\d+\]") as failure,
-        vllm_server(python, model, tmp_path / "log", env={"STANDIN": "leaves a process"}) as running,
+        vllm_server(python, model, tmp_path / "log", env={"STANDIN": how}) as running,
     ):
         pass
     assert running.exit_code == 0
