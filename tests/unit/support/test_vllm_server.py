@@ -32,7 +32,7 @@ else:
 if how == "leaves a process":
     subprocess.Popen(["sleep", "600"], start_new_session=True)
 if how == "leaves shared memory":
-    held = open(f"/dev/shm/flowprefill-test-{os.getpid()}", "w")
+    held = open(f"/dev/shm/flowprefill-test-{os.getpid()}", "w"), open(f"/dev/shm/vllm_dist_{os.getpid()}", "w")
 if how == "never ready":
     signal.pause()
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -130,13 +130,16 @@ def test_a_process_left_behind_is_ended_and_told(python: Path, model: Path, tmp_
     assert not psutil.pid_exists(pid)
 
 
-def test_shared_memory_left_behind_is_told(python: Path, model: Path, tmp_path: Path) -> None:
+def test_shared_memory_left_behind_is_removed_and_told(python: Path, model: Path, tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match=r"left shared memory behind: .'/dev/shm/flowprefill-test-"),
+        pytest.raises(
+            AssertionError, match=r"left shared memory behind: \['/dev/shm/flowprefill-test-\d+'\]"
+        ),
         vllm_server(python, model, tmp_path / "log", env={"STANDIN": "leaves shared memory"}) as running,
     ):
         pass
-    Path(f"/dev/shm/flowprefill-test-{running.process.pid}").unlink()
+    for name in ("flowprefill-test-", "vllm_dist_"):
+        assert not Path(f"/dev/shm/{name}{running.process.pid}").exists()
 
 
 def test_a_failing_test_ends_its_server_too(python: Path, model: Path, tmp_path: Path) -> None:
