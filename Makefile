@@ -72,5 +72,5 @@ figures: setup ## Measure the figures of SET (local) on this machine and write r
 	@$(BIN)/flowprefill bench figures --set $(SET)
 
 .PHONY: clean
-clean: ## Remove .venv, caches and results (the model cache stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis results dist
+clean: ## Remove .venv, .venv-vllm, caches and results (the model cache stays)
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis results dist
