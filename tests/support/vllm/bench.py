@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request, RequestStatus
 
 PACKAGE = "flowprefill.engines.vllm_engine"
-WAIT_S = 120.0
+WAIT_S = 25.0
 
 Ended = Completed | Failed | Parked
 
@@ -63,7 +63,6 @@ class Flight:
     record: StepRecord | None = None
     pause_at: int | None = None
     tickets: int = 0
-    logits: dict[str, str] = field(default_factory=dict)
 
 
 def engine_core(model: Path, *, settings: Mapping[str, Any], **engine_args: Any) -> EngineCore:
@@ -111,6 +110,8 @@ class Bench:
         )
         self._flights: dict[int, Flight] = {}
         self._running: Flight | None = None
+        self.current_task: Callable[[], int | None] = self._task_of_script
+        self.logits: dict[int, dict[str, str]] = {}  # by task, by request
         self._next_id = 0
         self.worker.stage.housekeeping = self._at_point
         self._free_before = self.num_free_blocks
@@ -217,6 +218,7 @@ class Bench:
         self.outputs.clear()
         self.finished.clear()
         self.records.clear()
+        self.logits.clear()
         self.started.clear()
         self._free_before = self.num_free_blocks
 
@@ -265,11 +267,12 @@ class Bench:
         for members in steps:
             for member in members:
                 first.setdefault(member.request_id, member.start)
+        last = {member.request_id: number for number, members in enumerate(steps) for member in members}
         done = []
         with recorded_hits(self, first):
             for request_id, prompt in prompts.items():
                 self.add(request_id, prompt, **params)
-            for members in steps:
+            for number, members in enumerate(steps):
                 known = [m for m in members if m.request_id in prompts]
                 if not known:
                     continue
@@ -277,6 +280,7 @@ class Bench:
                 assert record is not None
                 assert set(record.members) == set(known), (record.members, known)
                 done.append(record)
+                self.abort(*(m.request_id for m in known if last[m.request_id] == number))  # it had left
         return done
 
     @contextmanager
@@ -312,6 +316,9 @@ class Bench:
 
     # Inside.
 
+    def _task_of_script(self) -> int | None:
+        return None if self._running is None else self._running.task_id
+
     def _at_point(self) -> None:
         """Called at every point, in the step's thread, before the gate is looked at."""
         flight, stint = self._running, self.worker.stage.stint
@@ -346,7 +353,7 @@ class Bench:
         (result,) = self._pool.take_results(flight.task_id)
         flight.record = StepRecord(
             members=flight.members,
-            logits=dict(flight.logits),
+            logits=self.logits.pop(flight.task_id, {}),
             kv={
                 m.request_id: self._kv_digest(m) for m in flight.members if m.request_id in self.vllm.requests
             },
@@ -370,10 +377,12 @@ class Bench:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             logits = compute(*args, **kwargs)
-            if self._running is not None:
+            task_id = self.current_task()
+            if task_id is not None:
                 names = self.worker.model_runner.input_batch.req_ids
                 assert len(names) == len(logits), "a row for each request"
-                self._running.logits |= {n: _digest(row) for n, row in zip(names, logits, strict=True)}
+                found = {n: _digest(row) for n, row in zip(names, logits, strict=True)}
+                self.logits.setdefault(task_id, {}).update(found)
             return logits
 
         model.compute_logits = watched

@@ -103,14 +103,16 @@ class Slots:
     """All slots of a worker. Handing out is thread-safe; the rest belongs to whoever holds the worker's `Exclusive`."""
 
     def __init__(self, first: Any, vllm_config: Any, kv_cache_config: Any, *, count: int) -> None:
-        """Builds `count - 1` runners beside the first one."""
+        """Builds `count` runners beside the first one: the last is for empty steps, when steps stand in all the others."""
         runners = [first]
-        for _ in range(count - 1):
+        for _ in range(count):
             with set_current_vllm_config(vllm_config):
                 runner = SlotRunner(vllm_config, first.device)
                 runner.attach(first, kv_cache_config)
             runners.append(runner)
-        self.all = tuple(Slot(index, runner) for index, runner in enumerate(runners))
+        *usable, spare = (Slot(index, runner) for index, runner in enumerate(runners))
+        self.all = tuple(usable)
+        self.spare = spare
         self._free: queue.LifoQueue[Slot] = queue.LifoQueue()
         for slot in reversed(self.all):
             self._free.put(slot)

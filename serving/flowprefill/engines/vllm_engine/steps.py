@@ -95,17 +95,14 @@ class StepEngine:
     def run_empty(self, output: Any) -> Any:
         """A step without tokens, in the caller's thread; only when no task advances.
 
-        It takes a slot as well: a runner drops rows that a step does not name, and a parked step still needs its own.
+        It has a slot to itself: a runner drops rows that a step does not name, and parked steps still need theirs.
         """
         assert output.total_num_scheduled_tokens == 0, "an empty step has no tokens"
         worker = self._worker
-        slot = worker.slots.take()
-        try:
-            with worker.stage.exclusive, worker.using(slot):
-                worker.slots.prepare(slot, output)
-                return worker.execute_model(output)
-        finally:
-            worker.slots.give_back(slot)
+        slot = worker.slots.spare
+        with worker.stage.exclusive, worker.using(slot):
+            worker.slots.prepare(slot, output)
+            return worker.execute_model(output)
 
     def take_left_behind(self, task_id: int) -> Any:
         """What the KV connector said in a step that did not end; None when it said nothing. Once."""
