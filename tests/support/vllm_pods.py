@@ -26,6 +26,10 @@ from flowprefill_crd import PodConfig
 from support.pods import live_config, pod_config, until, until_async
 
 
+LIMIT_S = 120.0
+"""Four interpreters start one after another, on a machine that may be busy."""
+
+
 def prepared(config: PodConfig, role: str, device: str) -> Prepared:
     """A model of which nothing is read."""
     model = ResolvedModel(path=Path("/models/m"), name="m", revision="0")
@@ -57,7 +61,7 @@ class FakePod:
         return body
 
     async def until_child_runs(self) -> None:
-        await until((self.switches / "started.json").exists, what="the child runs")
+        await until((self.switches / "started.json").exists, what="the child runs", limit_s=LIMIT_S)
 
     def switch(self, name: str, text: str = "") -> None:
         (self.switches / name).write_text(text)
@@ -74,7 +78,7 @@ class FakePod:
         os.replace(unfinished, self.live_path)
 
     async def until_ready(self) -> None:
-        await until(lambda: self.pod.ready.is_set() or self.running.done(), what="ready")
+        await until(lambda: self.pod.ready.is_set() or self.running.done(), what="ready", limit_s=LIMIT_S)
         if self.running.done():
             self.running.result()
 
@@ -148,7 +152,9 @@ async def fake_pod(
     running = asyncio.ensure_future(pod.run())
     fake = FakePod(pod=pod, switches=switches, live_path=live_path, running=running)
     try:
-        await until(lambda: pod.child is not None or running.done(), what="the child is asked for")
+        await until(
+            lambda: pod.child is not None or running.done(), what="the child is asked for", limit_s=LIMIT_S
+        )
         if running.done():
             running.result()
         yield fake

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,12 @@ class Child:
         self.ended: asyncio.Future[int] = asyncio.ensure_future(keeper.wait())
 
     @classmethod
-    async def start(cls, command: Sequence[str], variables: Mapping[str, str], *, name: str) -> Child:
-        """Start `command`, which `name` stands for in messages."""
+    async def start(
+        cls, command: Sequence[str], variables: Mapping[str, str], *, name: str, folder: Path
+    ) -> Child:
+        """Start `command`, which `name` stands for in messages. `folder` is removed when this process is killed."""
         keeper = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", KEEPER, *command),
+            *(sys.executable, "-m", KEEPER, str(folder), *command),
             env=dict(variables),
             stdin=asyncio.subprocess.PIPE,
             process_group=0,

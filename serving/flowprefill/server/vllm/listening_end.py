@@ -1,4 +1,4 @@
-"""The parent's end of the channel: a socket in a private directory, messages on the event loop."""
+"""The parent's end of the channel: a socket, and messages on the event loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +14,12 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
-from flowprefill.errors import InvalidConfiguration
 from flowprefill.server.vllm.channel import FromCore, Parcel, Reconfigure, hang_up
 
 log = logging.getLogger(__name__)
 
 MAX_UNREAD = 256
 """Messages of a core that the event loop has not taken yet; then the socket fills, and then the core drops."""
-
-MAX_PATH_BYTES = 100
-"""A Unix socket's path has room for 107."""
 
 JOIN_S = 5.0
 
@@ -35,24 +29,23 @@ class ParentChannel:
 
     def __init__(
         self,
+        path: Path,
         on_message: Callable[[FromCore], None],
         *,
         on_connected: Callable[[], None] = lambda: None,
         on_loss: Callable[[int], None] = lambda num_lost: None,
     ) -> None:
-        """All are called on the event loop: `on_connected` when a core comes, `on_loss` when it had to drop decisions."""
+        """`path` is the socket's, in a directory that only this user may enter.
+
+        All others are called on the event loop: `on_connected` when a core comes, `on_loss` when it had to drop decisions.
+        """
         self._on_message = on_message
         self._on_connected = on_connected
         self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
         self._key = secrets.token_bytes(32)
-        self.directory = _private_directory()
-        self.address = str(self.directory / "core")
-        try:
-            self._listener = Listener(self.address, "AF_UNIX", backlog=4, authkey=self._key)
-        except OSError:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise
+        self.address = str(path)
+        self._listener = Listener(self.address, "AF_UNIX", backlog=4, authkey=self._key)
         self._lock = threading.Condition()
         self._closed = False
         self._latest: Reconfigure | None = None
@@ -73,7 +66,7 @@ class ParentChannel:
             self._lock.notify_all()
 
     async def close(self) -> None:
-        """End connections and threads, remove the directory."""
+        """End connections and threads, remove the socket."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -85,7 +78,6 @@ class ParentChannel:
         for thread in (self._accepting, *self._threads):
             await asyncio.to_thread(thread.join, JOIN_S)
         self._listener.close()
-        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
 
     def _accept(self) -> None:
         while True:
@@ -170,15 +162,3 @@ class ParentChannel:
     def _cross(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
             self._loop.call_soon_threadsafe(call)
-
-
-def _private_directory() -> Path:
-    """A new directory that only this user may enter, with a path short enough for a socket in it."""
-    for parent in (None, "/tmp"):
-        path = Path(tempfile.mkdtemp(prefix="flowprefill-", dir=parent))
-        if len(bytes(path / "core")) <= MAX_PATH_BYTES:
-            return path
-        path.rmdir()
-    raise InvalidConfiguration(
-        f"no directory for a socket: {tempfile.gettempdir()} and /tmp lead to paths above {MAX_PATH_BYTES} bytes"
-    )

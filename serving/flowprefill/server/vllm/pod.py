@@ -149,7 +149,7 @@ class VllmPod:
                         frame, lambda message: None if channel is None else channel.send(message)
                     )
                     channel = ParentChannel(
-                        observer.hear, on_connected=observer.connected, on_loss=observer.lost
+                        files.socket, observer.hear, on_connected=observer.connected, on_loss=observer.lost
                     )
                 else:
                     observer = Observer(frame)
@@ -216,7 +216,10 @@ class VllmPod:
         words = command_line(launch, self._extra)
         log.info("starting vLLM", extra={"flags": " ".join(words[2:]), "model": str(prepared.model.path)})
         child = self.child = await Child.start(
-            (*self._program, *words), environment(os.environ, launch, around), name="vllm serve"
+            (*self._program, *words),
+            environment(os.environ, launch, around),
+            name="vllm serve",
+            folder=files.folder,
         )
         api = ApiServer(self._host, self.api_port)
         frame.states.build_by(observer.state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import shutil
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ from flowprefill.server.vllm.flags import Device
 from flowprefill_crd import PodConfig
 
 log = logging.getLogger(__name__)
+
+VLLM_LOGS = "flowprefill.server.vllm.logs"
+
+SOCKET = "core"
+MAX_SOCKET_BYTES = 100
+"""A Unix socket's path has room for 107."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +130,15 @@ def free_port(host: str, port: int) -> int:
 
 
 class PrivateFiles:
-    """Files for the child that nobody else may read, in a folder that goes with the pod."""
+    """Files for the child in a folder that nobody else may enter and that goes with the pod."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="flowprefill-vllm-")
+        self.folder = _private_folder()
+
+    @property
+    def socket(self) -> Path:
+        """Where the channel to the engine core may be."""
+        return self.folder / SOCKET
 
     def logging(self, log_format: str, level: str) -> Path:
         """vLLM's logging configuration (`VLLM_LOGGING_CONFIG_PATH`): its lines, and ours, in this pod's format."""
@@ -148,13 +160,24 @@ class PrivateFiles:
         return self._write("keys.yaml", json.dumps({"api-key": read_keys(keys_file)}))
 
     def close(self) -> None:
-        self._folder.cleanup()
+        """Remove all of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, name: str, text: str) -> Path:
-        path = Path(self._folder.name, name)
+        path = self.folder / name
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
         return path
 
 
-VLLM_LOGS = "flowprefill.server.vllm.logs"
+def _private_folder() -> Path:
+    """A new folder of this user's own, with a path short enough for a socket in it. Raises `InvalidConfiguration`."""
+    for parent in (None, "/tmp"):
+        path = Path(tempfile.mkdtemp(prefix="flowprefill-vllm-", dir=parent))
+        if len(bytes(path / SOCKET)) <= MAX_SOCKET_BYTES:
+            return path
+        path.rmdir()
+    raise InvalidConfiguration(
+        f"no folder for a socket: {tempfile.gettempdir()} and /tmp lead to paths above {MAX_SOCKET_BYTES} bytes; "
+        "set TMPDIR to a shorter one"
+    )

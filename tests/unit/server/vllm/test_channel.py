@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -20,6 +18,7 @@ from flowprefill.scheduling.events import Arrival, Tick
 from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.vllm.channel import CoreChannel, Decided, Reconfigure, Seen, Started
 from flowprefill.server.vllm.listening_end import ParentChannel
+from flowprefill.server.vllm.preparing import PrivateFiles
 from support.pods import live_config, until
 from support.vllm_core import SPEC, profile, snapshot
 
@@ -31,7 +30,10 @@ class Parent:
         self.heard: list[Any] = []
         self.connected = 0
         self.lost = 0
-        self.channel = ParentChannel(self.heard.append, on_connected=self._connected, on_loss=self._lost)
+        self.files = PrivateFiles()
+        self.channel = ParentChannel(
+            self.files.socket, self.heard.append, on_connected=self._connected, on_loss=self._lost
+        )
 
     def _connected(self) -> None:
         self.connected += 1
@@ -50,6 +52,8 @@ async def parent() -> AsyncIterator[Parent]:
         yield end
     finally:
         await end.channel.close()
+        assert not end.files.socket.exists()
+        end.files.close()
 
 
 def decided(number: int) -> Decided:
@@ -182,13 +186,6 @@ async def test_a_visitor_without_the_key_is_not_heard() -> None:
         await until(lambda: bool(end.heard))
         assert end.heard == [decided(2)]
         await asyncio.to_thread(core.close)
-
-
-async def test_only_this_user_may_enter_the_sockets_directory_and_it_goes_with_the_channel() -> None:
-    async with parent() as end:
-        directory = end.channel.directory
-        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-    assert not directory.exists()
 
 
 async def test_a_listener_that_raises_keeps_hearing() -> None:

@@ -168,3 +168,18 @@ def test_api_keys_reach_vllm_in_a_file_that_only_this_user_reads_and_that_goes_w
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     files.close()
     assert not path.exists()
+
+
+def test_only_this_user_may_enter_the_folder_also_where_temporary_files_lie_too_deep_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    files = PrivateFiles()
+    assert stat.S_IMODE(files.folder.stat().st_mode) == 0o700
+    with socket.socket(socket.AF_UNIX) as at:
+        at.bind(str(files.socket))
+    files.close()
+    assert not files.folder.exists()
+    assert not list(deep.iterdir())
