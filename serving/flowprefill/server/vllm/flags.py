@@ -76,6 +76,12 @@ class Launch:
         return -(-self.config.engine.block_size // step) * step
 
     @property
+    def longest(self) -> int:
+        """The most tokens that a prompt with its answer can have, as far as is known here."""
+        limit = self.config.model.max_model_len or self.model_len
+        return limit if self.kv_cache_tokens is None else min(limit, self.kv_cache_tokens)
+
+    @property
     def preemptive(self) -> bool:
         """Whether our engine runs in it. A decode pod is stock vLLM."""
         return self.role != "decode"
@@ -137,7 +143,7 @@ def _sizes(launch: Launch) -> list[str]:
     elif tokens is None:
         words.append("--max-model-len=auto")  # the model's own, or what fits the device's memory
     else:
-        words.append(f"--max-model-len={min(launch.model_len, tokens)}")
+        words.append(f"--max-model-len={launch.longest}")
     if tokens is not None:
         # vLLM keeps one block for itself.
         words.append(f"--num-gpu-blocks-override={-(-tokens // launch.block_size) + 1}")
@@ -145,7 +151,6 @@ def _sizes(launch: Launch) -> list[str]:
 
 
 def _of_the_engine(launch: Launch) -> list[str]:
-    longest = launch.config.model.max_model_len or launch.model_len
     answers = launch.config.decode.max_batch_size if launch.role == "colocated" else 0
     return [
         f"--scheduler-cls={SCHEDULER}",
@@ -153,7 +158,7 @@ def _of_the_engine(launch: Launch) -> list[str]:
         f"--distributed-executor-backend={ONE_WORKER if launch.tensor_parallel_size == 1 else RANKS}",
         "--no-async-scheduling",
         # Whole prompts and whole batches run in one step.
-        f"--max-num-batched-tokens={max(longest, launch.live.batch_token_budget)}",
+        f"--max-num-batched-tokens={max(launch.longest, launch.live.batch_token_budget)}",
         f"--max-num-seqs={MAX_PROMPTS + answers}",
         f"--additional-config={json.dumps(additional_config(launch), separators=(',', ':'))}",
     ]

@@ -82,6 +82,11 @@ def test_a_whole_prompt_and_a_whole_batch_fit_one_step(asked: int | None, budget
     assert values(of)["--max-num-batched-tokens"] == str(wanted)
 
 
+def test_a_step_takes_no_more_than_the_kv_cache_holds() -> None:
+    of = launch("prefill", kv_cache_tokens=3000)
+    assert values(of)["--max-num-batched-tokens"] == "3000"
+
+
 def test_kv_size_is_in_blocks_and_one_more_that_vllm_keeps_for_itself() -> None:
     assert (
         values(launch(kv_cache_tokens=1000))["--num-gpu-blocks-override"] == "64"
