@@ -10,6 +10,8 @@ import pytest
 from support.vllm.bench import Bench, Flight
 from support.vllm.tokens import random_prompt
 
+VARIANTS = ("llama", "qwen3", "qwen3_moe", "llama compiled")
+
 Prompts = Mapping[str, Sequence[int]]
 
 
@@ -190,6 +192,22 @@ def test_one_unwinds_while_another_advances(bench: Bench) -> None:
     bench.abort("a")
     bench.unwind_while(a, b)
     bench.same_without_pauses({"b": given["b"]})
+
+
+def test_with_a_step_in_every_slot_a_batch_is_left_out_untouched(bench: Bench) -> None:
+    given = prompts(**{f"p{number}": 70 for number in range(bench.num_slots)}, late=70)
+    add(bench, given)
+    suspended = [bench.start(f"p{number}", pause_at=1) for number in range(bench.num_slots)]
+    begun = bench.bridge.begin(99, {"late": 70})
+    assert begun.step is None
+    assert begun.left_out == ("late",)
+    assert bench.vllm.requests["late"].num_computed_tokens == 0
+    bench.resume(suspended[2])
+    late = bench.start("late")
+    for number in (0, 1, 3, 4):
+        bench.resume(suspended[number])
+    assert late.record is not None
+    bench.same_without_pauses(given)
 
 
 def test_an_error_in_one_step_leaves_suspended_ones_alone(bench: Bench) -> None:

@@ -16,7 +16,7 @@ cache and what is known of requests; a request may go on in another slot.
 
 from __future__ import annotations
 
-import queue
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -113,26 +113,33 @@ class Slots:
         *usable, spare = (Slot(index, runner) for index, runner in enumerate(runners))
         self.all = tuple(usable)
         self.spare = spare
-        self._free: queue.LifoQueue[Slot] = queue.LifoQueue()
-        for slot in reversed(self.all):
-            self._free.put(slot)
+        self._free = set(range(count))
+        self._given_back = threading.Condition()
         self._last_slot: dict[str, int] = {}  # by request
 
     @property
     def num_free(self) -> int:
-        return self._free.qsize()
+        return len(self._free)
 
     @property
     def num_requests(self) -> int:
         """Requests the runners know of."""
         return len(self.all[0].runner.requests)
 
-    def take(self) -> Slot:
-        """A free slot; waits for one that an unwinding step is about to give back."""
-        return self._free.get()
+    def take(self, index: int) -> Slot:
+        """This slot; waits until the step before has given it back.
+
+        The caller chooses, and alike on every rank: rows of a batch lie in the order of their slot's history.
+        """
+        with self._given_back:
+            self._given_back.wait_for(lambda: index in self._free)
+            self._free.remove(index)
+        return self.all[index]
 
     def give_back(self, slot: Slot) -> None:
-        self._free.put(slot)
+        with self._given_back:
+            self._free.add(slot.index)
+            self._given_back.notify_all()
 
     def prepare(self, slot: Slot, scheduler_output: Any) -> None:
         """Drop rows of this slot that other slots have outdated since."""

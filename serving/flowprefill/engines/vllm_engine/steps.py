@@ -1,7 +1,7 @@
 """A vLLM step as a task of the execution pool: one `SchedulerOutput` in, one `ModelRunnerOutput` out.
 
-The pool's thread takes a slot, runs the worker's stock `execute_model` and `sample_tokens` with that slot's runner, and gives the
-slot back. A step that is unwound leaves behind what its KV connector had to say (`left_behind`).
+The pool's thread takes the step's slot, runs the worker's stock `execute_model` and `sample_tokens` with that slot's runner, and
+gives the slot back. A step that is unwound leaves behind what its KV connector had to say (`left_behind`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from flowprefill.scheduling.actions import Granularity, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What vLLM's scheduler says of a batch, and the grammar's bitmask where answers are constrained."""
+    """What vLLM's scheduler says of a batch, the slot that it runs in, and the grammar's bitmask where answers are constrained."""
 
     output: Any
+    slot: int
     grammar: Any = None
 
 
@@ -65,6 +66,11 @@ class StepEngine:
         self._thread_context = thread_context
         self._left_behind: dict[int, Any] = {}
 
+    @property
+    def num_slots(self) -> int:
+        """Steps that can be in flight."""
+        return len(self._worker.slots.all)
+
     def thread_context(self) -> AbstractContextManager[object]:
         return self._thread_context()
 
@@ -80,7 +86,7 @@ class StepEngine:
     def run(self, plan: Plan, gate: Gate) -> Sequence[Any]:
         assert isinstance(plan, StepPlan)
         worker, step = self._worker, plan.step
-        slot = worker.slots.take()
+        slot = worker.slots.take(step.slot)
         try:
             with Stint(worker.stage, gate, plan.granularity), worker.using(slot):
                 worker.slots.prepare(slot, step.output)

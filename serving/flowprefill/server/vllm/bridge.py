@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from flowprefill.engines.vllm_engine.accounting import BlockAccounting
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
-from flowprefill.engines.vllm_engine.steps import Step, StepEngine
+from flowprefill.engines.vllm_engine.steps import Step
 from flowprefill.server.vllm.arrivals import vllm_id
 
 NO_TASK = -1
@@ -26,23 +26,49 @@ class Begun:
     left_out: tuple[str, ...]
 
 
+class StepRunner(Protocol):
+    """Where steps run, beside the pool."""
+
+    @property
+    def num_slots(self) -> int:
+        """Steps that can be in flight."""
+        ...
+
+    def run_empty(self, output: Any) -> Any:
+        """Run a step without tokens, now; only when no task advances. Its result."""
+        ...
+
+    def take_left_behind(self, task_id: int) -> Any:
+        """What the KV connector said in a step that did not end; None when it said nothing. Once."""
+        ...
+
+
 class StepBridge:
-    """`emit` takes vLLM's outputs, by client."""
+    """`emit` takes vLLM's outputs, by client.
+
+    It also chooses each step's slot, so that all ranks of a split model take the same one: the lowest that no step is in.
+    """
 
     def __init__(
         self,
         vllm: AllocatingScheduler,
-        engine: StepEngine,
+        runner: StepRunner,
         emit: Callable[[Any], None],
     ) -> None:
         self._vllm = vllm
-        self._engine = engine
+        self._runner = runner
         self._emit = emit
         self._steps: dict[int, Step] = {}
+        self._free_slots = set(range(runner.num_slots))
         self.kv = BlockAccounting(vllm, vllm_id)
 
     def begin(self, task_id: int, ends: Mapping[str, int]) -> Begun:
-        """Have vLLM schedule these requests, each up to its token `ends[request_id]`."""
+        """Have vLLM schedule these requests, each up to its token `ends[request_id]`.
+
+        All are left out when no slot is free: steps that unwind still stand in theirs.
+        """
+        if not self._free_slots:
+            return Begun(step=None, left_out=tuple(ends))
         output = self._vllm.schedule_only(ends, task_id)
         taken = output.num_scheduled_tokens
         self.kv.scheduled(taken)
@@ -51,13 +77,15 @@ class StepBridge:
             self._deliver(output)
             return Begun(step=None, left_out=left_out)
         grammar = self._vllm.get_grammar_bitmask(output) if output.has_structured_output_requests else None
-        step = Step(output=output, grammar=grammar)
+        step = Step(output=output, slot=min(self._free_slots), grammar=grammar)
+        self._free_slots.remove(step.slot)
         self._steps[task_id] = step
         return Begun(step=step, left_out=left_out)
 
     def end(self, task_id: int, result: Any) -> tuple[str, ...]:
         """The step has run; the requests in it."""
         step = self._steps.pop(task_id)
+        self._free_slots.add(step.slot)
         self._completed(step.output, result)
         return tuple(step.output.num_scheduled_tokens)
 
@@ -66,7 +94,8 @@ class StepBridge:
         step = self._steps.pop(task_id, None)
         if step is None:
             return ()
-        self._vllm.unwound(step.output, self._engine.take_left_behind(task_id))
+        self._free_slots.add(step.slot)
+        self._vllm.unwound(step.output, self._runner.take_left_behind(task_id))
         return tuple(step.output.num_scheduled_tokens)
 
     def empty_step(self) -> None:
@@ -84,7 +113,7 @@ class StepBridge:
         return bool(vllm.finished_req_ids) or (vllm.connector is not None and vllm.has_requests())
 
     def _deliver(self, output: Any) -> None:
-        self._completed(output, self._engine.run_empty(output))
+        self._completed(output, self._runner.run_empty(output))
 
     def _completed(self, output: Any, result: Any) -> None:
         entered = self._vllm.completed(output, result)

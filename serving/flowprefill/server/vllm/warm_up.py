@@ -79,7 +79,7 @@ class WarmUp:
         )
         task = Task(task_id=NO_TASK, items=(item,), predicted_s=0.0)
         began_s = time.perf_counter()
-        (result,) = self._engine.run(self._engine.plan(task, [Step(output=output)]), _OpenGate())
+        (result,) = self._engine.run(self._engine.plan(task, [Step(output=output, slot=0)]), _OpenGate())
         took_s = time.perf_counter() - began_s
         self._vllm.completed(output, result)
         return took_s
