@@ -229,7 +229,8 @@ class CoreChannel:
                 except Exception:  # the parent's word is not taken, and the engine goes on by the last one
                     log.exception("a message of the parent process was not taken over")
         except (EOFError, OSError):
-            log.info("the parent process listens no more")
+            if not self._closing:
+                log.info("the parent process listens no more")
         except Exception:
             log.exception("the parent process sent what cannot be read")
         self._end()
