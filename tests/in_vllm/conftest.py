@@ -12,6 +12,7 @@ import pytest
 
 # Read by vLLM when it is imported.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -22,24 +23,24 @@ collect_ignore_glob = [] if HERE else ["test_*.py"]
 
 if HERE:
     from support.vllm.bench import Bench, engine_core
-    from support.vllm.models import FAMILIES, Family, model_directory, small
-else:
-    FAMILIES = ()
+    from support.vllm.models import model_directory, small
 
 NUM_SLOTS = 5
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> Family:
-    """Each family of models in turn."""
-    found: Family = request.param
-    return found
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module says in VARIANTS which engines its tests run on: a family, or a family compiled."""
+    if "variant" in metafunc.fixturenames:
+        metafunc.parametrize("variant", metafunc.module.VARIANTS, scope="module")
 
 
 @pytest.fixture(scope="module")
-def loaded(family: Family) -> Iterator[Bench]:
-    """An engine core of the family's generated model; one for a module, since vLLM has one per process."""
-    core = engine_core(model_directory(small(family)), settings={"slots": NUM_SLOTS})
+def loaded(variant: str) -> Iterator[Bench]:
+    """An engine core of the variant's generated model; one at a time, since vLLM has one per process."""
+    family, _, how = variant.partition(" ")
+    core = engine_core(
+        model_directory(small(family)), settings={"slots": NUM_SLOTS}, enforce_eager=how != "compiled"
+    )
     bench = Bench(core)
     yield bench
     bench.close()

@@ -12,6 +12,8 @@ from support.vllm.bench import Bench
 from support.vllm.loop_bench import LoopBench
 from support.vllm.tokens import random_prompt
 
+VARIANTS = ("llama", "qwen3_moe")
+
 CALM = DEFAULT_LIVE.model_copy(update={"recompute_suspended_under_pressure": False})
 
 
@@ -78,7 +80,7 @@ def test_an_error_of_the_engine_fails_its_batch_and_nothing_else(bench: Bench) -
         assert len(loop.heard["well"].tokens) == 3
 
 
-def test_a_prompt_larger_than_the_pool_is_refused(bench: Bench) -> None:
+def test_a_full_queue_refuses(bench: Bench) -> None:
     live = DEFAULT_LIVE.model_copy(update={"queue_limit": 1})
     with LoopBench(bench, live) as loop:
         loop.send("long", random_prompt(3000, seed=1), ttft_slo=60.0)

@@ -62,7 +62,7 @@ class LoopBench:
             live,
             MonotonicClock(),
             num_slots=bench.num_slots,
-            heard=lambda event, actions, now_s: self.decisions.append((event, actions)),
+            heard=lambda event, actions, now_s, round_s: self.decisions.append((event, actions)),
         )
         bench.current_task = self._advancing
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
@@ -149,8 +149,11 @@ class LoopBench:
                     heard = self.heard[output.request_id]
                     heard.tokens += output.new_token_ids
                     heard.token_times_s += [time.monotonic()] * len(output.new_token_ids)
+                    if heard.finish_reason is not None:
+                        self.error = AssertionError(
+                            f"{output.request_id} is heard of after its end: {output}"
+                        )
                     if output.finish_reason is not None:
-                        assert heard.finish_reason is None, f"{output.request_id} finished twice"
                         heard.finish_reason = str(output.finish_reason)
                 self._changed.notify_all()
 

@@ -6,7 +6,7 @@
 | `scheduler.py` | vLLM's scheduler, asked for one batch of chosen requests; blocks enter the prefix cache at completion |
 | `accounting.py` | vLLM's KV blocks as our scheduler sees them |
 | `executor.py`, `worker.py` | the executor and worker classes that vLLM is told to use |
-| `points.py`, `stint.py`, `exclusive.py`, `contexts.py` | where a forward can pause, how it does, and what is swapped meanwhile |
+| `points.py`, `compiled_point.py`, `stint.py`, `exclusive.py`, `contexts.py` | where a forward can pause, how it does, and what is swapped meanwhile |
 | `slots.py` | model runners with private buffers, one for each forward in flight |
 | `steps.py` | a vLLM step as a task of the execution pool |
 

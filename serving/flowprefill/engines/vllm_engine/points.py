@@ -1,7 +1,8 @@
 """Finds a model's preemption points by the types of its modules, and wraps them.
 
 Any decoder of vLLM works: points lie after each linear operator, attention layer and mixture of experts (the outermost of
-nested ones). `forward` is replaced on the instance: no class is touched, and a call costs a sixth of a forward hook's.
+nested ones). `forward` is replaced on the instance: no class is touched, and a call costs a sixth of a forward hook's. In a model
+that torch.compile traces, a point is an operator of torch (`compiled_point.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
 
+from flowprefill.engines.vllm_engine import compiled_point
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.actions import Granularity
@@ -46,18 +49,22 @@ def layers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def instrument(model: nn.Module, stage: Stage) -> dict[Granularity, int]:
-    """Put points into the model; how many one forward passes. Raises InvalidConfiguration for a model without any."""
+def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> dict[Granularity, int]:
+    """Put points into the model; how many one forward passes. `compiled` says that torch.compile will trace it.
+
+    Raises InvalidConfiguration for a model without any.
+    """
     fine, coarse = operators(model), layers(model)
     if not fine:
         raise InvalidConfiguration(
             f"{type(model).__name__} has no place to pause at; accepted are decoders built of vLLM's linear, attention and "
             "mixture-of-experts layers"
         )
+    wrap = _wrap_traced if compiled else _wrap
     for module in coarse:
-        _wrap(module, stage, "layer")
+        wrap(module, stage, "layer")
     for module in fine:
-        _wrap(module, stage, "operator")
+        wrap(module, stage, "operator")
     return {"operator": len(fine), "layer": max(len(coarse), 1)}
 
 
@@ -69,6 +76,19 @@ def _wrap(module: nn.Module, stage: Stage, granularity: Granularity) -> None:
         stint = stage.stint
         if stint is not None and stint.granularity == granularity:
             stint.point()
+        return output
+
+    module.forward = forward_then_point
+
+
+def _wrap_traced(module: nn.Module, stage: Stage, granularity: Granularity) -> None:
+    forward = module.forward
+    fine = granularity == "operator"
+    compiled_point.use(stage)
+
+    def forward_then_point(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        torch.ops.flowprefill.point(output[0] if isinstance(output, tuple) else output, fine)
         return output
 
     module.forward = forward_then_point

@@ -25,9 +25,6 @@ from vllm.v1.request import Request, RequestStatus
 from flowprefill.engines.vllm_engine.refusals import require_accepted
 from flowprefill.engines.vllm_engine.supported import require_supported
 
-SETTINGS_KEY = "flowprefill"
-"""Our settings' key in vLLM's `--additional-config`."""
-
 
 class Observer(Protocol):
     """Who is told of requests that come and go by vLLM's own ways."""
@@ -122,6 +119,8 @@ class AllocatingScheduler(Scheduler):
         entered: dict[str, tuple[bytes, ...]] = {}
         for request_id in output.num_scheduled_tokens:
             self.in_flight.pop(request_id, None)
+        self._finish_noted(output)  # first: nobody hears of their tokens any more
+        for request_id in output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is not None and not request.is_finished():
                 self.kv_cache_manager.cache_blocks(
@@ -129,7 +128,6 @@ class AllocatingScheduler(Scheduler):
                 )
                 entered[request_id] = self._newly_cached(request)
         outputs = self.update_from_output(output, result)
-        self._finish_noted(output)
         for request_id in output.num_scheduled_tokens:
             if request_id not in self.requests:
                 self._num_cached.pop(request_id, None)

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from vllm.config import CompilationMode
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from flowprefill.engines.vllm_engine.points import instrument
-from flowprefill.engines.vllm_engine.scheduler import SETTINGS_KEY
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.scheduling.actions import Granularity
@@ -63,7 +63,8 @@ class PreemptiveWorker(PlatformWorker):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        self.num_points = instrument(self._first_runner.get_model(), self.stage)
+        compiled = self.vllm_config.compilation_config.mode != CompilationMode.NONE
+        self.num_points = instrument(self._first_runner.get_model(), self.stage, compiled=compiled)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
@@ -82,7 +83,7 @@ class PreemptiveWorker(PlatformWorker):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return (self.vllm_config.additional_config or {}).get(SETTINGS_KEY) or {}
+        return (self.vllm_config.additional_config or {}).get("flowprefill") or {}
 
     def _ask_connector(self) -> None:
         now_s = time.monotonic()

@@ -48,11 +48,13 @@ from flowprefill.scheduling.events import (
 )
 from flowprefill.scheduling.scheduler import Scheduler
 from flowprefill.scheduling.settings import SchedulerSettings
+from flowprefill.scheduling.snapshot import SchedulerSnapshot
 from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.slo import slo_of
 from flowprefill.server.vllm.arrivals import as_request, attempt_id, vllm_id
 from flowprefill.server.vllm.bridge import StepBridge
 from flowprefill.server.vllm.decode_steps import DecodeSteps
+from flowprefill.server.vllm.recent_prefixes import RecentPrefixes
 from flowprefill_crd import LiveConfig
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ BLOCKED = (
     RequestStatus.WAITING_FOR_REMOTE_KVS,
 )
 
-Heard = Callable[[Event, Sequence[Action], float], None]
+Heard = Callable[[Event, Sequence[Action], float, float], None]
+"""`heard(event, actions, now_s, round_s)`: the scheduler took `round_s` seconds to answer `event` with `actions`."""
 
 
 class PreemptiveLoop:
@@ -82,8 +85,8 @@ class PreemptiveLoop:
         clock: Timekeeper,
         *,
         num_slots: int,
-        heard: Heard = lambda event, actions, now_s: None,
-        seen: Callable[[Scheduler, float], None] = lambda scheduler, now_s: None,
+        heard: Heard = lambda event, actions, now_s, round_s: None,
+        seen: Callable[[SchedulerSnapshot, tuple[int, ...]], None] = lambda snapshot, cached_prefixes: None,
     ) -> None:
         """`num_slots` steps at most are in flight. `heard` is told of every decision, `seen` after every turn in which something happened."""
         self._core = core
@@ -104,6 +107,7 @@ class PreemptiveLoop:
         self._prompts: set[str] = set()  # scheduler's ids without an outcome
         self._attempts: dict[str, int] = {}  # by vLLM's id, of requests that had to enter again
         self._blocked: dict[str, None] = {}
+        self._prefixes = RecentPrefixes(bridge.kv.block_size)
         self._last_empty_s = 0.0
         self._broken: BaseException | None = None
         self._vllm.observer = self
@@ -181,7 +185,7 @@ class PreemptiveLoop:
             happened = True
         self._keep_house()
         if happened:
-            self._seen(self._scheduler, self._clock.now_s())
+            self._seen(self._scheduler.snapshot(self._clock.now_s()), self._prefixes.newest())
 
     def _handle(self, event: Event) -> None:
         event = with_progress(event, self._pool.progress())
@@ -192,7 +196,7 @@ class PreemptiveLoop:
                 self._ended_early(event)
         now_s = self._clock.now_s()
         actions = self._scheduler.handle(event, now_s)
-        self._heard(event, actions, now_s)
+        self._heard(event, actions, now_s, self._clock.now_s() - now_s)
         for action in actions:
             self._carry_out(action)
 
@@ -242,6 +246,8 @@ class PreemptiveLoop:
         match finish.outcome:
             case "completed":
                 self._events.append(CapacityFreed(request_ids=(request_id,)))
+                if request is not None and request.prompt_token_ids and request.cache_salt is None:
+                    self._prefixes.computed(request.prompt_token_ids)
                 if request is not None and not request.is_finished():
                     tbt_s = slo_of(request.sampling_params.extra_args or {}, self._live).tbt_s
                     self._answers.add(request.request_id, now_s=self._clock.now_s(), tbt_slo_s=tbt_s)

@@ -15,6 +15,9 @@ log = logging.getLogger("vllm.flowprefill")
 NIXL_PROGRESS_THREAD = "FLOWPREFILL_NIXL_PROGRESS_THREAD"
 """Environment variable: "0" leaves out NIXL's progress thread, which spins one core per agent."""
 
+SETTINGS_KEY = "flowprefill"
+"""Our section of vLLM's `--additional-config`."""
+
 _registered = False
 
 
@@ -41,13 +44,14 @@ def _replace_busy_loop() -> None:
     own = EngineCoreProc.run_busy_loop
 
     def run_busy_loop(self: Any) -> None:
-        from flowprefill.server.vllm import serving_core
-
-        settings = serving_core.settings_of(self.vllm_config)
-        if settings is None:
+        section = (self.vllm_config.additional_config or {}).get(SETTINGS_KEY)
+        if section is None:  # not asked for: nothing of ours is loaded
             own(self)
             return
-        serving_core.run(self, settings)
+        from flowprefill.server.vllm import serving_core
+        from flowprefill.server.vllm.core_settings import core_settings
+
+        serving_core.run(self, core_settings(section))
         raise SystemExit
 
     EngineCoreProc.run_busy_loop = run_busy_loop

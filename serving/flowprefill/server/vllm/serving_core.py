@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from flowprefill.clock import MonotonicClock
 from flowprefill.engines.protocol import EngineSpec
 from flowprefill.engines.vllm_engine.executor import InProcessExecutor
-from flowprefill.engines.vllm_engine.scheduler import SETTINGS_KEY, AllocatingScheduler
+from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
 from flowprefill.engines.vllm_engine.steps import StepEngine
 from flowprefill.errors import InvalidConfiguration
+from flowprefill.scheduling.actions import Action
+from flowprefill.scheduling.events import Event
 from flowprefill.scheduling.predictor import fit
 from flowprefill.scheduling.scheduler import Scheduler
+from flowprefill.scheduling.snapshot import SchedulerSnapshot
 from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.vllm.bridge import StepBridge
-from flowprefill.server.vllm.core_settings import CoreSettings, core_settings
+from flowprefill.server.vllm.channel import CoreChannel, Decided, Seen, Started
+from flowprefill.server.vllm.core_settings import CoreSettings
 from flowprefill.server.vllm.loop import PreemptiveLoop, within_slots
 from flowprefill.server.vllm.warm_up import WarmUp
 
 log = logging.getLogger("vllm.flowprefill")
-
-
-def settings_of(vllm_config: Any) -> CoreSettings | None:
-    """Our settings, or None when this vLLM was not asked to run our engine."""
-    section = (vllm_config.additional_config or {}).get(SETTINGS_KEY)
-    return None if section is None else core_settings(section)
 
 
 def run(core: Any, settings: CoreSettings) -> None:
@@ -53,10 +52,27 @@ def run(core: Any, settings: CoreSettings) -> None:
     bridge = StepBridge(vllm, engine, lambda outputs: _emit(core, outputs))
     num_slots = len(worker.slots.all)
     scheduler = Scheduler(within_slots(scheduler_settings(settings.live), num_slots), bridge.kv, predictor)
+
+    def heard(event: Event, actions: Sequence[Action], now_s: float, round_s: float) -> None:
+        channel.send(Decided(event=event, actions=tuple(actions), now_s=now_s, round_s=round_s))
+
+    def seen(snapshot: SchedulerSnapshot, cached_prefixes: tuple[int, ...]) -> None:
+        channel.send(Seen(snapshot=snapshot, cached_prefixes=cached_prefixes))
+
     loop = PreemptiveLoop(
-        core, engine, scheduler, bridge, settings.live, MonotonicClock(), num_slots=num_slots
+        core,
+        engine,
+        scheduler,
+        bridge,
+        settings.live,
+        MonotonicClock(),
+        num_slots=num_slots,
+        heard=heard,
+        seen=seen,
     )
     worker.tell_connector_news = loop.connector_news
+    channel = CoreChannel(settings.channel, lambda message: loop.reconfigure(message.live))
+    channel.send(Started(spec=spec, profile=profile))
     log.info(
         "flowprefill %s schedules: policy %s, preemption %s, %d points a forward, %d slots, predictor %s",
         version("flowprefill"),
@@ -66,7 +82,10 @@ def run(core: Any, settings: CoreSettings) -> None:
         num_slots,
         predictor.coefficients,
     )
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        channel.close()
 
 
 def engine_spec(core: Any, settings: CoreSettings) -> EngineSpec:
