@@ -25,7 +25,6 @@ from flowprefill.server.vllm.preparing import Prepared
 from flowprefill_crd import PodConfig
 from support.pods import live_config, pod_config, until, until_async
 
-
 LIMIT_S = 120.0
 """Four interpreters start one after another, on a machine that may be busy."""
 
