@@ -248,7 +248,8 @@ class Bench:
         again = self._replay(started, prompts, **params)
         assert self._computed(again) == records
         shared = outputs.keys() & self.outputs.keys()
-        assert {i: self.outputs[i] for i in shared} == {i: outputs[i] for i in shared}
+        # Who left in the middle of a step did not hear of its token.
+        assert {i: self.outputs[i][: len(outputs[i])] for i in shared} == {i: outputs[i] for i in shared}
 
     @staticmethod
     def _computed(records: Sequence[StepRecord]) -> dict[tuple[Member, int], tuple[str | None, str | None]]:
