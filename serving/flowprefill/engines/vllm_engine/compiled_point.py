@@ -20,13 +20,13 @@ def use(stage: Stage) -> None:
 
 
 @torch.library.custom_op("flowprefill::point", mutates_args=("tensor",))
-def point(tensor: torch.Tensor, fine: bool) -> None:
-    """Pause here if asked to; `fine` says that the point follows an operator and not a layer."""
+def point(tensor: torch.Tensor, fine: bool, meets: bool) -> None:
+    """Pause here if asked to; `fine` says that the point follows an operator and not a layer, `meets` is as in `Stint.point`."""
     stint = _stage.stint if _stage is not None else None
     if stint is not None and (stint.granularity == "operator") == fine:
-        stint.point()
+        stint.point(meets)
 
 
 @point.register_fake
-def _(tensor: torch.Tensor, fine: bool) -> None:
+def _(tensor: torch.Tensor, fine: bool, meets: bool) -> None:
     return None

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
 
 from flowprefill.engines.vllm_engine import compiled_point
+from flowprefill.engines.vllm_engine.collectives import has_collective
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.actions import Granularity
@@ -69,26 +70,26 @@ def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> dict[Granul
 
 
 def _wrap(module: nn.Module, stage: Stage, granularity: Granularity) -> None:
-    forward = module.forward
+    forward, meets = module.forward, has_collective(module)
 
     def forward_then_point(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
         stint = stage.stint
         if stint is not None and stint.granularity == granularity:
-            stint.point()
+            stint.point(meets)
         return output
 
     module.forward = forward_then_point
 
 
 def _wrap_traced(module: nn.Module, stage: Stage, granularity: Granularity) -> None:
-    forward = module.forward
+    forward, meets = module.forward, has_collective(module)
     fine = granularity == "operator"
     compiled_point.use(stage)
 
     def forward_then_point(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        torch.ops.flowprefill.point(output[0] if isinstance(output, tuple) else output, fine)
+        torch.ops.flowprefill.point(output[0] if isinstance(output, tuple) else output, fine, meets)
         return output
 
     module.forward = forward_then_point

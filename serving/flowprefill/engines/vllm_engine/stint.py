@@ -29,13 +29,15 @@ class Stage:
 class Stint:
     """A step that runs; entered by its thread for as long as it is inside vLLM's code."""
 
-    __slots__ = ("_gate", "_stage", "granularity", "index")
+    __slots__ = ("_gate", "_stage", "granularity", "index", "num_meetings")
 
     def __init__(self, stage: Stage, gate: Gate, granularity: Granularity) -> None:
         self._stage = stage
         self._gate = gate
         self.granularity = granularity
         self.index = 0
+        self.num_meetings = 0
+        """Points so far that lay behind a collective of all ranks."""
 
     def __enter__(self) -> None:
         self._stage.exclusive.acquire()
@@ -45,10 +47,14 @@ class Stint:
         self._stage.stint = None
         self._stage.exclusive.release()
 
-    def point(self) -> None:
-        """A preemption point: three attribute reads unless somebody wants something."""
+    def point(self, meets: bool = False) -> None:
+        """A preemption point: three attribute reads unless somebody wants something.
+
+        `meets` says that the ranks of a split model were in a collective since the point before.
+        """
         index = self.index
         self.index = index + 1
+        self.num_meetings += meets
         gate, stage = self._gate, self._stage
         gate.index = index
         if stage.housekeeping is not None:
