@@ -6,6 +6,7 @@ is wrapped: without our section in `--additional-config` it is vLLM's own. Loade
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import Any
@@ -43,6 +44,7 @@ def _replace_busy_loop() -> None:
 
     own = EngineCoreProc.run_busy_loop
 
+    @functools.wraps(own)
     def run_busy_loop(self: Any) -> None:
         section = (self.vllm_config.additional_config or {}).get(SETTINGS_KEY)
         if section is None:  # not asked for: nothing of ours is loaded
