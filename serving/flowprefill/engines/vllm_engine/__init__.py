@@ -7,6 +7,7 @@
 | `accounting.py` | vLLM's KV blocks as our scheduler sees them |
 | `executor.py`, `worker.py` | the executor and worker classes that vLLM is told to use |
 | `points.py`, `compiled_point.py`, `stint.py`, `exclusive.py`, `contexts.py` | where a forward can pause, how it does, and what is swapped meanwhile |
+| `tiles.py`, `tiled_rows.py`, `tiled_attention.py` | long operators in pieces, with points between |
 | `slots.py` | model runners with private buffers, one for each forward in flight |
 | `steps.py` | a vLLM step as a task of the execution pool |
 

@@ -2,7 +2,7 @@
 
 Any decoder of vLLM works: points lie after each linear operator, attention layer and mixture of experts (the outermost of
 nested ones). `forward` is replaced on the instance: no class is touched, and a call costs a sixth of a forward hook's. In a model
-that torch.compile traces, a point is an operator of torch (`compiled_point.py`).
+that torch.compile traces, a point is an operator of torch (`compiled_point.py`), and rows are not cut: the graph is one for all lengths.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from flowprefill.engines.vllm_engine import compiled_point
 from flowprefill.engines.vllm_engine.collectives import has_collective
 from flowprefill.engines.vllm_engine.stint import Stage
+from flowprefill.engines.vllm_engine.tiled_attention import attend_in_tiles
+from flowprefill.engines.vllm_engine.tiled_rows import in_row_tiles, num_rows
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.actions import Granularity
 
@@ -66,17 +68,24 @@ def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> dict[Granul
         wrap(module, stage, "layer")
     for module in fine:
         wrap(module, stage, "operator")
+    attend_in_tiles(model, stage)
     return {"operator": len(fine), "layer": max(len(coarse), 1)}
 
 
 def _wrap(module: nn.Module, stage: Stage, granularity: Granularity) -> None:
     forward, meets = module.forward, has_collective(module)
+    by_rows = granularity == "operator" and not isinstance(module, AttentionLayerBase)
 
     def forward_then_point(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
         stint = stage.stint
-        if stint is not None and stint.granularity == granularity:
-            stint.point(meets)
+        if stint is None or stint.granularity != granularity:
+            return forward(*args, **kwargs)
+        limits = stage.limits
+        if by_rows and limits is not None and num_rows(args, kwargs) > limits.rows:
+            output = in_row_tiles(forward, args, kwargs, limits, lambda: stint.point(meets))
+        else:
+            output = forward(*args, **kwargs)
+        stint.point(meets)
         return output
 
     module.forward = forward_then_point

@@ -117,6 +117,13 @@ class Slots:
         self._given_back = threading.Condition()
         self._last_slot: dict[str, int] = {}  # by request
 
+    def metadata_builders(self) -> Iterator[Any]:
+        """The attention metadata builders of all slots in which steps run."""
+        for slot in self.all:
+            for groups in slot.runner.attn_groups:
+                for group in groups:
+                    yield group.get_metadata_builder()
+
     @property
     def num_free(self) -> int:
         return len(self._free)

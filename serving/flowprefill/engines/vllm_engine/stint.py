@@ -11,17 +11,20 @@ from collections.abc import Callable
 from flowprefill.engines.protocol import Gate
 from flowprefill.engines.vllm_engine import contexts
 from flowprefill.engines.vllm_engine.exclusive import Exclusive
+from flowprefill.engines.vllm_engine.tiles import TileLimits
 from flowprefill.scheduling.actions import Granularity
 
 
 class Stage:
     """What the steps of one worker share. `stint` is written by the holder of `exclusive` alone."""
 
-    __slots__ = ("exclusive", "housekeeping", "stint")
+    __slots__ = ("exclusive", "housekeeping", "limits", "stint")
 
     def __init__(self) -> None:
         self.exclusive = Exclusive()
         self.stint: Stint | None = None
+        self.limits: TileLimits | None = None
+        """Above which operators are cut into tiles; None leaves them whole."""
         self.housekeeping: Callable[[], None] | None = None
         """Called at every point; cheap when there is nothing to do (a KV connector's leases)."""
 

@@ -17,6 +17,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from flowprefill.engines.vllm_engine.points import instrument
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage
+from flowprefill.engines.vllm_engine.tiled_attention import build_tiles
+from flowprefill.engines.vllm_engine.tiles import TileLimits
 from flowprefill.scheduling.actions import Granularity
 
 if current_platform.is_cpu():
@@ -74,8 +76,13 @@ class PreemptiveWorker(PlatformWorker):
             kv_cache_config,
             count=int(self._settings.get("slots", DEFAULT_SLOTS)),
         )
+        build_tiles(self.slots.metadata_builders(), self.stage)
         if has_kv_transfer_group():
             self.stage.housekeeping = self._ask_connector
+
+    def set_tile_limits(self, limits: TileLimits | None) -> None:
+        """Cut operators above these limits into tiles from the next step on; None leaves them whole."""
+        self.stage.limits = limits
 
     def thread_context(self) -> AbstractContextManager[object]:
         """What a thread that runs steps needs: the device and inference mode are thread-local."""

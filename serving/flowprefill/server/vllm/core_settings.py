@@ -50,6 +50,12 @@ class CoreSettings(BaseModel):
     slots: int = Field(default=9, ge=1, le=256)
     """Steps that can be in flight: one more than can be suspended."""
 
+    max_gap_milliseconds: int = Field(default=20, ge=1, le=10_000)
+    """Longest time between two points, in milliseconds: longer operators are cut into tiles."""
+
+    operator_tile_tokens: int | None = Field(default=None, ge=16, le=131_072)
+    """Most token rows of one tile; by the measured prefill times and `max_gap_milliseconds` when absent."""
+
     warm_up_seconds: float = Field(default=10.0, ge=0.0, le=600.0)
     """How long measuring prefill times may take."""
 

@@ -110,6 +110,8 @@ def additional_config(launch: Launch) -> dict[str, Any]:
         model=launch.model.name,
         revision=launch.model.revision,
         slots=min(launch.live.max_suspended + 1, MAX_SLOTS),
+        max_gap_milliseconds=launch.config.engine.max_gap_milliseconds,
+        operator_tile_tokens=launch.config.engine.operator_tile_tokens,
         **given,
     )
     return {"flowprefill": settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)}
