@@ -30,8 +30,12 @@ class Gate(Protocol):
     stores its position with `gate.index = index`, so that progress can be read from another thread.
     """
 
-    raised: bool
     index: int
+
+    @property
+    def raised(self) -> bool:
+        """Whether there may be something to answer at this point."""
+        ...
 
     def pause(self, index: int) -> None:
         """Answer the pause request at point `index`; may block for as long as others run."""

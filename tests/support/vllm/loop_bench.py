@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowprefill.clock import MonotonicClock
+from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Action, Preempt
 from flowprefill.scheduling.events import Event, Parked
 from flowprefill.scheduling.predictor import Predictor
@@ -56,7 +57,7 @@ class LoopBench:
         )
         self.loop = PreemptiveLoop(
             core,
-            bench.engine,
+            TaskPool(bench.engine, MonotonicClock(), skip_cancelled=False),
             self.scheduler,
             bench.bridge,
             live,

@@ -71,6 +71,17 @@ class StepEngine:
         """Steps that can be in flight."""
         return len(self._worker.slots.all)
 
+    @property
+    def num_points(self) -> Mapping[Granularity, int]:
+        """Points of one forward."""
+        return self._worker.num_points
+
+    @property
+    def num_meetings(self) -> int:
+        """Collectives of all ranks behind the step whose code runs now, as its points count them."""
+        stint = self._worker.stage.stint
+        return 0 if stint is None else stint.num_meetings
+
     def thread_context(self) -> AbstractContextManager[object]:
         return self._thread_context()
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from flowprefill.engines.vllm_engine.accounting import BlockAccounting
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
 from flowprefill.engines.vllm_engine.steps import Step
 from flowprefill.server.vllm.arrivals import vllm_id
+from flowprefill.server.vllm.step_pool import StepRunner
 
 NO_TASK = -1
 
@@ -24,23 +25,6 @@ class Begun:
 
     step: Step | None
     left_out: tuple[str, ...]
-
-
-class StepRunner(Protocol):
-    """Where steps run, beside the pool."""
-
-    @property
-    def num_slots(self) -> int:
-        """Steps that can be in flight."""
-        ...
-
-    def run_empty(self, output: Any) -> Any:
-        """Run a step without tokens, now; only when no task advances. Its result."""
-        ...
-
-    def take_left_behind(self, task_id: int) -> Any:
-        """What the KV connector said in a step that did not end; None when it said nothing. Once."""
-        ...
 
 
 class StepBridge:

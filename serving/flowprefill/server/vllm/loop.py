@@ -23,8 +23,6 @@ from vllm.v1.request import RequestStatus
 
 from flowprefill.clock import Timekeeper
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
-from flowprefill.engines.vllm_engine.steps import Step, StepEngine
-from flowprefill.execution.pool import TaskPool
 from flowprefill.execution.turns import TickTimer, coalesce, with_progress
 from flowprefill.scheduling.actions import (
     Action,
@@ -55,6 +53,7 @@ from flowprefill.server.vllm.arrivals import as_request, attempt_id, vllm_id
 from flowprefill.server.vllm.bridge import StepBridge
 from flowprefill.server.vllm.decode_steps import DecodeSteps
 from flowprefill.server.vllm.recent_prefixes import RecentPrefixes
+from flowprefill.server.vllm.step_pool import StepPool
 from flowprefill_crd import LiveConfig
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class PreemptiveLoop:
     def __init__(
         self,
         core: Any,
-        engine: StepEngine,
+        pool: StepPool,
         scheduler: Scheduler,
         bridge: StepBridge,
         live: LiveConfig,
@@ -88,7 +87,7 @@ class PreemptiveLoop:
         heard: Heard = lambda event, actions, now_s, round_s: None,
         seen: Callable[[SchedulerSnapshot, tuple[int, ...]], None] = lambda snapshot, cached_prefixes: None,
     ) -> None:
-        """`num_slots` steps at most are in flight. `heard` is told of every decision, `seen` after every turn in which something happened."""
+        """`pool` is this loop's, which closes it. `num_slots` steps at most are in flight. `heard` is told of every decision, `seen` after every turn in which something happened."""
         self._core = core
         self._vllm: AllocatingScheduler = core.scheduler
         self._scheduler = scheduler
@@ -98,7 +97,7 @@ class PreemptiveLoop:
         self._num_slots = num_slots
         self._heard = heard
         self._seen = seen
-        self._pool: TaskPool[Step, Any] = TaskPool(engine, clock, skip_cancelled=False)
+        self._pool = pool
         self._pool.connect(self.post, self._broke)
         self._events: deque[Event] = deque()
         self._news: deque[Any] = deque()  # of the KV connector

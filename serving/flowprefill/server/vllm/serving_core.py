@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +13,7 @@ from flowprefill.engines.vllm_engine.executor import InProcessExecutor
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
 from flowprefill.engines.vllm_engine.steps import StepEngine
 from flowprefill.errors import InvalidConfiguration
+from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Action
 from flowprefill.scheduling.events import Event
 from flowprefill.scheduling.predictor import fit
@@ -23,6 +24,8 @@ from flowprefill.server.vllm.bridge import StepBridge
 from flowprefill.server.vllm.channel import CoreChannel, Decided, Seen, Started
 from flowprefill.server.vllm.core_settings import CoreSettings
 from flowprefill.server.vllm.loop import PreemptiveLoop, within_slots
+from flowprefill.server.vllm.ranks.executor import RankedExecutor
+from flowprefill.server.vllm.step_pool import StepPool, StepRunner
 from flowprefill.server.vllm.warm_up import WarmUp
 
 log = logging.getLogger("vllm.flowprefill")
@@ -36,21 +39,16 @@ def run(core: Any, settings: CoreSettings) -> None:
             f"--scheduler-cls gives {type(vllm).__name__}; accepted is "
             f"{AllocatingScheduler.__module__}.{AllocatingScheduler.__qualname__}"
         )
-    if not isinstance(executor, InProcessExecutor):
-        raise InvalidConfiguration(
-            f"--distributed-executor-backend gives {type(executor).__name__}; accepted is "
-            f"{InProcessExecutor.__module__}.{InProcessExecutor.__qualname__}"
-        )
-    worker = executor.preemptive_worker
-    engine = StepEngine(worker, worker.thread_context)
+    clock = MonotonicClock()
+    runner, pool, connect_news = _steps(executor, settings, clock)
     spec = engine_spec(core, settings)
     profile = settings.profile
     if profile is None:
-        warm_up = WarmUp(vllm, engine, spec, core.request_block_hasher)
+        warm_up = WarmUp(vllm, runner, pool, spec, core.request_block_hasher)
         profile = warm_up.profile(settings.warm_up_seconds)
     predictor = fit(profile)
-    bridge = StepBridge(vllm, engine, lambda outputs: _emit(core, outputs))
-    num_slots = len(worker.slots.all)
+    bridge = StepBridge(vllm, runner, lambda outputs: _emit(core, outputs))
+    num_slots = runner.num_slots
     scheduler = Scheduler(within_slots(scheduler_settings(settings.live), num_slots), bridge.kv, predictor)
 
     def heard(event: Event, actions: Sequence[Action], now_s: float, round_s: float) -> None:
@@ -61,16 +59,16 @@ def run(core: Any, settings: CoreSettings) -> None:
 
     loop = PreemptiveLoop(
         core,
-        engine,
+        pool,
         scheduler,
         bridge,
         settings.live,
-        MonotonicClock(),
+        clock,
         num_slots=num_slots,
         heard=heard,
         seen=seen,
     )
-    worker.tell_connector_news = loop.connector_news
+    connect_news(loop.connector_news)
     channel = CoreChannel(settings.channel, lambda message: loop.reconfigure(message.live))
     channel.send(Started(spec=spec, profile=profile))
     log.info(
@@ -78,7 +76,7 @@ def run(core: Any, settings: CoreSettings) -> None:
         version("flowprefill"),
         settings.live.policy,
         settings.live.preemption,
-        worker.num_points["operator"],
+        runner.num_points["operator"],
         num_slots,
         predictor.coefficients,
     )
@@ -86,6 +84,28 @@ def run(core: Any, settings: CoreSettings) -> None:
         loop.run()
     finally:
         channel.close()
+
+
+def _steps(
+    executor: Any, settings: CoreSettings, clock: MonotonicClock
+) -> tuple[StepRunner, StepPool, Callable[[Callable[[Any], None]], None]]:
+    """Where steps run, and how to hear of KV transfers that end meanwhile. Raises InvalidConfiguration."""
+    if isinstance(executor, RankedExecutor):
+        ranked = executor.ranked_pool(clock, settings.slots)
+        return ranked, ranked, ranked.connect_news
+    if not isinstance(executor, InProcessExecutor):
+        accepted = [f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcessExecutor, RankedExecutor)]
+        raise InvalidConfiguration(
+            f"--distributed-executor-backend gives {type(executor).__name__}; accepted are {accepted[0]} for one rank and "
+            f"{accepted[1]} for several"
+        )
+    worker = executor.preemptive_worker
+    engine = StepEngine(worker, worker.thread_context)
+
+    def connect_news(on_news: Callable[[Any], None]) -> None:
+        worker.tell_connector_news = on_news
+
+    return engine, TaskPool(engine, clock, skip_cancelled=False), connect_news
 
 
 def engine_spec(core: Any, settings: CoreSettings) -> EngineSpec:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -12,21 +12,12 @@ from vllm.v1.request import Request
 
 from flowprefill.engines.protocol import EngineSpec
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
-from flowprefill.engines.vllm_engine.steps import Step, StepEngine
+from flowprefill.engines.vllm_engine.steps import Step
 from flowprefill.scheduling.actions import Task, TaskItem
 from flowprefill.scheduling.profile import Profile
 from flowprefill.server.profiling import measure
 from flowprefill.server.vllm.bridge import NO_TASK
-
-
-class _OpenGate:
-    """A gate that never pauses."""
-
-    raised = False
-    index = 0
-
-    def pause(self, index: int) -> None:
-        raise AssertionError("nobody asks a warm-up step to pause")
+from flowprefill.server.vllm.step_pool import StepPool, StepRunner, run_alone
 
 
 class WarmUp:
@@ -35,21 +26,24 @@ class WarmUp:
     def __init__(
         self,
         vllm: AllocatingScheduler,
-        engine: StepEngine,
+        runner: StepRunner,
+        pool: StepPool,
         spec: EngineSpec,
         block_hasher: Callable[[Any], Any] | None,
     ) -> None:
         self._vllm = vllm
-        self._engine = engine
+        self._runner = runner
+        self._pool = pool
         self._spec = spec
         self._block_hasher = block_hasher
         self._ids = itertools.count()
 
     def profile(self, budget_s: float) -> Profile:
         """Prefill times of this engine; about `budget_s` long. Leaves nothing behind."""
-        with self._engine.thread_context():
-            found = measure(self._passes, self._spec, budget_s)
-            self._flush()
+        # A prompt of the longest context leaves no room for the token that a step samples.
+        spec = replace(self._spec, max_model_len=self._spec.max_model_len - 1)
+        found = measure(self._passes, spec, budget_s)
+        self._flush()
         self._vllm.reset_prefix_cache()
         return found
 
@@ -78,12 +72,10 @@ class WarmUp:
             request_id=request.request_id, start=0, num_tokens=num_tokens, block_ids=(), completes=True
         )
         task = Task(task_id=NO_TASK, items=(item,), predicted_s=0.0)
-        began_s = time.perf_counter()
-        (result,) = self._engine.run(self._engine.plan(task, [Step(output=output, slot=0)]), _OpenGate())
-        took_s = time.perf_counter() - began_s
+        result, took_s = run_alone(self._pool, task, Step(output=output, slot=0))
         self._vllm.completed(output, result)
         return took_s
 
     def _flush(self) -> None:
         output = self._vllm.schedule_only({}, NO_TASK)
-        self._vllm.completed(output, self._engine.run_empty(output))
+        self._vllm.completed(output, self._runner.run_empty(output))

@@ -1,0 +1,38 @@
+"""vLLM's worker as one of several ranks. Named by `--worker-cls` for tensor parallel."""
+
+from __future__ import annotations
+
+from flowprefill.engines.vllm_engine.steps import StepEngine
+from flowprefill.engines.vllm_engine.worker import PreemptiveWorker
+from flowprefill.server.vllm.ranks.gathering import join
+from flowprefill.server.vllm.ranks.member import Member
+
+RUN_AHEAD_POINTS = {"cpu": 0}
+"""How many points a host passes at most before its device has done the work: 0 where the host computes itself."""
+
+DEFAULT_RUN_AHEAD_POINTS = 3
+
+
+class RankedWorker(PreemptiveWorker):
+    """Runs the steps that its engine core sends, together with the other ranks."""
+
+    _member: Member | None = None
+
+    def join_ranks(self, address: str) -> None:
+        """Come to the engine core and take steps from now on. Called by vLLM's RPC, once the model is loaded."""
+        link, page = join(address)
+        self._member = Member(
+            self.rank,
+            link,
+            page,
+            StepEngine(self, self.thread_context),
+            run_ahead=RUN_AHEAD_POINTS.get(self.device.type, DEFAULT_RUN_AHEAD_POINTS),
+        )
+        self.tell_connector_news = self._member.tell
+        self._member.start()
+
+    def shutdown(self) -> None:
+        """Let go of the core, then of the model."""
+        if self._member is not None:
+            self._member.close()
+        super().shutdown()
