@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-# Read by vLLM when it is imported.
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+from support.vllm.in_process import prepare
 
 HERE = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if HERE else ["test_*.py"]
 
 if HERE:
+    prepare()
     from support.vllm.bench import Bench, engine_core
     from support.vllm.models import model_directory, small
+    from support.vllm.rank_bench import RankBench, ranked_core
 
 NUM_SLOTS = 5
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module says in VARIANTS which engines its tests run on: a family, or a family compiled."""
+    """A module says in VARIANTS which engines its tests run on: a family, a family compiled, or one on two ranks."""
     if "variant" in metafunc.fixturenames:
         metafunc.parametrize("variant", metafunc.module.VARIANTS, scope="module")
 
@@ -38,10 +33,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def loaded(variant: str) -> Iterator[Bench]:
     """An engine core of the variant's generated model; one at a time, since vLLM has one per process."""
     family, _, how = variant.partition(" ")
-    core = engine_core(
-        model_directory(small(family)), settings={"slots": NUM_SLOTS}, enforce_eager=how != "compiled"
-    )
-    bench = Bench(core)
+    model, eager = model_directory(small(family)), how != "compiled"
+    bench: Bench
+    if how == "ranks":
+        core = ranked_core(model, settings={"slots": NUM_SLOTS})
+        bench = RankBench(core, NUM_SLOTS)
+    else:
+        core = engine_core(model, settings={"slots": NUM_SLOTS}, enforce_eager=eager)
+        bench = Bench(core)
     yield bench
     bench.close()
     core.shutdown()

@@ -10,7 +10,7 @@ import pytest
 from support.vllm.bench import Bench, Flight
 from support.vllm.tokens import random_prompt
 
-VARIANTS = ("llama", "qwen3", "qwen3_moe", "llama compiled")
+VARIANTS = ("llama", "qwen3", "qwen3_moe", "llama compiled", "llama ranks", "qwen3_moe ranks")
 
 Prompts = Mapping[str, Sequence[int]]
 

@@ -7,6 +7,7 @@ compared bit by bit with one without.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Granularity, Task, TaskItem
 from flowprefill.scheduling.events import Completed, Failed, Parked
 from flowprefill.server.vllm.bridge import StepBridge
+from flowprefill.server.vllm.step_pool import StepPool, StepRunner
+from support.vllm.digests import digest
 from vllm import forward_context
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -92,30 +95,36 @@ def engine_core(model: Path, *, settings: Mapping[str, Any], **engine_args: Any)
 class Bench:
     """Plays steps on an engine core. Methods return once the engine has answered."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, *, watch_logits: bool = True) -> None:
+        """Without `watch_logits` no digests of logits are taken, which cost time."""
         self.core = core
         scheduler = core.scheduler
         assert isinstance(scheduler, AllocatingScheduler)
         self.vllm = scheduler
-        self.worker = core.model_executor.preemptive_worker
-        self.engine = StepEngine(self.worker, self.worker.thread_context)
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.records: list[StepRecord] = []
         self.started: list[tuple[Member, ...]] = []  # in the order of starting
-        self.bridge = StepBridge(scheduler, self.engine, self._emitted)
         self._events: queue.SimpleQueue[Ended] = queue.SimpleQueue()
-        self._pool: TaskPool[Any, Any] = TaskPool(
-            self.engine, MonotonicClock(), self._events.put, skip_cancelled=False
-        )
         self._flights: dict[int, Flight] = {}
         self._running: Flight | None = None
         self.current_task: Callable[[], int | None] = self._task_of_script
         self.logits: dict[int, dict[str, str]] = {}  # by task, by request
         self._next_id = 0
-        self.worker.stage.housekeeping = self._at_point
+        self._build()
+        self.bridge = StepBridge(scheduler, self.runner, self._emitted)
         self._free_before = self.num_free_blocks
-        self._watch_logits()
+
+    def _build(self) -> None:
+        """The worker, and the pool over it."""
+        self.worker: Any = self.core.model_executor.preemptive_worker
+        self.engine = StepEngine(self.worker, self.worker.thread_context)
+        self.runner: StepRunner = self.engine
+        self._pool: StepPool = TaskPool(self.engine, MonotonicClock(), self._events.put, skip_cancelled=False)
+        self.worker.stage.housekeeping = self._at_point
+        self._digests = watch_logits
+        if watch_logits:
+            self._watch_logits()
 
     # Requests.
 
@@ -160,6 +169,35 @@ class Bench:
     def start_ends(
         self, ends: Mapping[str, int], *, pause_at: int | None = None, granularity: Granularity = "operator"
     ) -> Flight:
+        flight = self._launch(ends, pause_at, granularity)
+        self._await(flight)
+        return flight
+
+    def launch(self, *request_ids: str, granularity: Granularity = "operator") -> Flight:
+        """Start a step over these requests, whole, and return at once."""
+        ends = {i: self.vllm.requests[i].num_tokens for i in request_ids}
+        return self._launch(ends, None, granularity)
+
+    def pause(self, flight: Flight) -> bool:
+        """Ask a running step to pause, and wait until it stands; False when it ended first."""
+        flight.tickets += 1
+        self._pool.preempt(flight.task_id, flight.tickets)
+        self._await(flight)
+        return flight.task_id in self._flights
+
+    def go_on(self, flight: Flight) -> None:
+        """Let a paused step run, and return at once."""
+        self._running = flight
+        self._pool.resume(flight.task_id)
+
+    def wait(self, flight: Flight, seconds: float | None) -> bool:
+        """Let a running step run for so long, or to its end; whether it has ended."""
+        if flight.task_id in self._flights:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._events.get(timeout=seconds))
+        return flight.task_id not in self._flights
+
+    def _launch(self, ends: Mapping[str, int], pause_at: int | None, granularity: Granularity) -> Flight:
         task_id, self._next_id = self._next_id, self._next_id + 1
         begun = self.bridge.begin(task_id, ends)
         assert begun.step is not None, f"vLLM took none of {sorted(ends)}"
@@ -187,14 +225,15 @@ class Bench:
             for m in members
         )
         task = Task(task_id=task_id, items=items, predicted_s=0.0, granularity=granularity)
+        self._expect(flight)
         self._pool.submit(task, [begun.step])
-        self._await(flight)
         return flight
 
     def resume(self, flight: Flight, *, pause_at: int | None = None) -> Flight:
         """Let a paused step go on to its next pause or its end."""
         flight.pause_at = pause_at
         self._running = flight
+        self._expect(flight)
         self._pool.resume(flight.task_id)
         self._await(flight)
         return flight
@@ -207,6 +246,7 @@ class Bench:
     def unwind_while(self, flight: Flight, other: Flight) -> None:
         """Unwind a paused step while another advances."""
         self._running = other
+        self._expect(other)
         self._pool.resume(other.task_id)
         self._pool.cancel(flight.task_id)
         self._await(other)
@@ -224,18 +264,23 @@ class Bench:
 
     def left_over(self) -> dict[str, object]:
         """What should not be there with nothing to do; empty when all is well."""
-        stage = self.worker.stage
         found: dict[str, object] = {
             "requests": list(self.vllm.requests),
             "in flight": dict(self.vllm.in_flight),
             "blocks": self._free_before - self.num_free_blocks,
+            "promised": self.bridge.kv.num_blocks - self.bridge.kv.num_free,
+            **self._left_over_here(),
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def _left_over_here(self) -> dict[str, object]:
+        stage = self.worker.stage
+        return {
             "slots": len(self.worker.slots.all) - self.worker.slots.num_free,
             "known to runners": self.worker.slots.num_requests,
             "stint": stage.stint,
             "forward context": forward_context._forward_context,
-            "promised": self.bridge.kv.num_blocks - self.bridge.kv.num_free,
         }
-        return {name: value for name, value in found.items() if value}
 
     def same_without_pauses(self, prompts: Mapping[str, Sequence[int]], **params: Any) -> None:
         """Run the same steps again without a pause, and compare what each computed and every token."""
@@ -333,28 +378,29 @@ class Bench:
 
     def _await(self, flight: Flight) -> None:
         """Handle events until this step has paused or ended."""
-        while True:
-            event = self._events.get(timeout=WAIT_S)
-            found = self._flights[event.task_id]
-            match event:
-                case Parked():
-                    pass
-                case Completed():
-                    self._completed(found)
-                case Failed(error=error):
-                    self.bridge.end_early(found.task_id)
-                    del self._flights[found.task_id]
-                    if error is not None:
-                        raise AssertionError(error)
-            if found is flight:
-                return
+        while self._take(self._events.get(timeout=WAIT_S)) is not flight:
+            pass
+
+    def _take(self, event: Ended) -> Flight:
+        found = self._flights[event.task_id]
+        match event:
+            case Parked():
+                pass
+            case Completed():
+                self._completed(found)
+            case Failed(error=error):
+                self.bridge.end_early(found.task_id)
+                del self._flights[found.task_id]
+                if error is not None:
+                    raise AssertionError(error)
+        return found
 
     def _completed(self, flight: Flight) -> None:
         del self._flights[flight.task_id]
         (result,) = self._pool.take_results(flight.task_id)
         flight.record = StepRecord(
             members=flight.members,
-            logits=self.logits.pop(flight.task_id, {}),
+            logits=self._computed_logits(flight),
             kv={
                 m.request_id: self._kv_digest(m) for m in flight.members if m.request_id in self.vllm.requests
             },
@@ -362,15 +408,26 @@ class Bench:
         self.records.append(flight.record)
         self.bridge.end(flight.task_id, result)
 
+    def _expect(self, flight: Flight) -> None:
+        """This step advances next."""
+
+    def _computed_logits(self, flight: Flight) -> Mapping[str, str]:
+        """Digests by request, once."""
+        return self.logits.pop(flight.task_id, {})
+
+    def _full_blocks(self, member: Member) -> Sequence[int]:
+        """Blocks that are full up to the member's end."""
+        (block_ids,) = self.vllm.kv_cache_manager.get_block_ids(member.request_id)
+        full: Sequence[int] = block_ids[: member.end // self.vllm.block_size]
+        return full
+
     def _kv_digest(self, member: Member) -> str:
         """Of all full blocks up to the member's end, in every layer."""
-        (block_ids,) = self.vllm.kv_cache_manager.get_block_ids(member.request_id)
-        digest = hashlib.sha256()
-        full = block_ids[: member.end // self.vllm.block_size]
+        found = hashlib.sha256()
         for layer in self.worker._first_runner.kv_caches:
-            for block_id in full:
-                digest.update(layer[block_id].contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+            for block_id in self._full_blocks(member):
+                found.update(layer[block_id].contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
 
     def _watch_logits(self) -> None:
         model = self.worker._first_runner.get_model()
@@ -382,7 +439,7 @@ class Bench:
             if task_id is not None:
                 names = self.worker.model_runner.input_batch.req_ids
                 assert len(names) == len(logits), "a row for each request"
-                found = {n: _digest(row) for n, row in zip(names, logits, strict=True)}
+                found = {n: digest(row) for n, row in zip(names, logits, strict=True)}
                 self.logits.setdefault(task_id, {}).update(found)
             return logits
 
@@ -413,10 +470,6 @@ def recorded_hits(bench: Bench, hits: Mapping[str, int]) -> Iterator[None]:
         yield
     finally:
         bench.vllm._get_local_prefix_cache_hit = find
-
-
-def _digest(tensor: Any) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def _numbered(records: Sequence[StepRecord]) -> Iterator[tuple[StepRecord, int]]:

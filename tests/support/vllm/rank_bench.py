@@ -1,0 +1,94 @@
+"""`Bench` with tensor parallel: the engine core in this process, its ranks in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowprefill.clock import MonotonicClock
+from flowprefill.scheduling.actions import Granularity
+from flowprefill.server.vllm.ranks.pool import RankedPool
+from support.vllm.bench import Bench, Flight, Member, engine_core
+from vllm.v1.engine.core import EngineCore
+
+
+def ranked_core(
+    model: Path, *, settings: Mapping[str, Any], num_ranks: int = 2, **engine_args: Any
+) -> EngineCore:
+    """An engine core on so many ranks, each with a probe."""
+    return engine_core(
+        model,
+        settings=settings,
+        tensor_parallel_size=num_ranks,
+        worker_cls="support.vllm.rank_probe.ProbeWorker",
+        distributed_executor_backend="flowprefill.server.vllm.ranks.executor.RankedExecutor",
+        **engine_args,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarWorker:
+    """What tests read off a worker."""
+
+    num_points: Mapping[Granularity, int]
+
+
+class RankBench(Bench):
+    """Pauses come where the ranks meet: at the first collective behind the point that a test names, or not at all."""
+
+    def _build(self) -> None:
+        executor = self.core.model_executor
+        self._ranked: RankedPool = executor.ranked_pool(MonotonicClock(), self._num_slots)
+        self._ranked.connect(self._events.put)
+        self._pool = self._ranked
+        self.runner = self._ranked
+        self.worker = FarWorker(num_points=self._ranked.num_points)
+
+    def __init__(self, core: EngineCore, num_slots: int) -> None:
+        self._num_slots = num_slots
+        super().__init__(core)
+
+    def _expect(self, flight: Flight) -> None:
+        self._rpc("probe_expect", flight.task_id, flight.pause_at)
+        flight.pause_at = None
+
+    def _computed_logits(self, flight: Flight) -> Mapping[str, str]:
+        flight.points = self._rpc("probe_num_passed")[0]
+        found = self._rpc("probe_take_logits", flight.task_id)
+        return found[0]  # ranks gather logits at the first
+
+    def _kv_digest(self, member: Member) -> str:
+        return "-".join(self._rpc("probe_kv", self._full_blocks(member)))
+
+    def left_over(self) -> dict[str, object]:
+        found = super().left_over()
+        found |= {f"rank {rank}": left for rank, left in enumerate(self._rpc("probe_left_over")) if left}
+        return found
+
+    def _left_over_here(self) -> dict[str, object]:
+        ranked = self._ranked
+        return {
+            "flights": dict(ranked._flights),
+            "results": dict(ranked._results),
+            "left behind": dict(ranked._left_behind),
+            "holder": ranked._holder,
+        }
+
+    @contextmanager
+    def failing_at(self, point: int, reason: str) -> Iterator[None]:
+        self._rpc("probe_fail_at", (point, reason))
+        try:
+            yield
+        finally:
+            self._rpc("probe_fail_at", None)
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        answers: list[Any] = self.core.model_executor.collective_rpc(method, args=args, timeout=60)
+        return answers
