@@ -221,8 +221,8 @@ class Exchange:
         pod = placement.first
         async with open_leg(services.http, pod, PATHS[call.api], body, headers) as response:
             answer = await read_json(pod, response)
-        kv_params = answer.get(legs.KV_PARAMS)
-        if not isinstance(kv_params, dict):
+        kv_params = legs.kv_params_of(answer)
+        if kv_params is None:
             raise LegFailed(
                 f"{pod.name} answered without {legs.KV_PARAMS}; a prefill pod with KV transfer is expected",
                 pod=pod.name,
@@ -314,7 +314,7 @@ class Exchange:
         if attempt is None:
             return
         attempt.placement.release()
-        if attempt.kv_params is not None:
+        if attempt.kv_params:
             remote_id = attempt.kv_params.get("remote_request_id")
             remote_id = remote_id if isinstance(remote_id, str) and remote_id else attempt.leg_id
             headers = legs.leg_headers(self.call.headers, attempt.leg_id)

@@ -48,9 +48,11 @@ def prefill_body(
 
 
 def decode_body(body: Body, kv_params: Mapping[str, Any], *, slo_class: str) -> dict[str, Any]:
-    """The decode leg: the client's request, always streamed, with the prefill leg's KV parameters."""
+    """The decode leg: the client's request, always streamed, with the prefill leg's KV parameters if there are any."""
     leg = _streamed(body)
-    leg[KV_PARAMS] = dict(kv_params)
+    leg.pop(KV_PARAMS, None)
+    if kv_params:
+        leg[KV_PARAMS] = dict(kv_params)
     leg[XARGS] = {**_kept_xargs(body), XARG_CLASS: slo_class}
     return leg
 
@@ -61,6 +63,18 @@ def colocated_body(body: Body, *, budget_s: float, target_s: float, slo_class: s
     leg.pop(KV_PARAMS, None)
     leg[XARGS] = _xargs(body, budget_s=budget_s, target_s=target_s, slo_class=slo_class)
     return leg
+
+
+def kv_params_of(answer: Body) -> dict[str, Any] | None:
+    """What a prefill leg's answer says of the prompt's KV; None when it is no answer of a pod with KV transfer.
+
+    Empty when the field is null, as vLLM answers where decode needs no address: the connector finds KV by the prompt itself
+    (ExampleConnector), or the prompt's first token ends the answer and nothing is kept. Decode then finds, or computes, the KV.
+    """
+    found = answer.get(KV_PARAMS, False)
+    if found is None:
+        return {}
+    return dict(found) if isinstance(found, Mapping) else None
 
 
 def max_tokens(body: Body) -> int | None:

@@ -172,7 +172,7 @@ class RoundTrips:
             await self._token(trip, decode.endpoint, legs.decode_body(body, kv_params, slo_class=SLO_CLASS))
             pulled = True
         finally:
-            if not pulled:
+            if kv_params and not pulled:
                 remote_id = kv_params.get("remote_request_id")
                 remote_id = remote_id if isinstance(remote_id, str) and remote_id else trip.leg_id
                 services.releases.start(first, remote_id, self._headers(trip))
@@ -191,8 +191,8 @@ class RoundTrips:
         path, headers = PATHS["completions"], self._headers(trip)
         async with open_leg(self._services.http, pod, path, body, headers) as response:
             answer = await read_json(pod, response)
-        kv_params = answer.get(legs.KV_PARAMS)
-        if not isinstance(kv_params, dict):
+        kv_params = legs.kv_params_of(answer)
+        if kv_params is None:
             raise RoundTripFailed(f"{pod.name} answered without {legs.KV_PARAMS}; it is no prefill pod")
         return kv_params
 

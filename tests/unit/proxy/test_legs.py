@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from flowprefill.proxy.legs import colocated_body, decode_body, leg_headers, prefill_body
+from flowprefill.proxy.legs import colocated_body, decode_body, kv_params_of, leg_headers, prefill_body
 
 CLIENT = {
     "model": "m",
@@ -58,6 +58,24 @@ def test_the_decode_leg_is_the_clients_request_with_the_prefills_kv():
     assert leg["vllm_xargs"] == {"own": "kept", "slo_class": "chat"}
     for field in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "seed"):
         assert leg[field] == CLIENT[field]
+
+
+def test_without_kv_parameters_of_the_prefill_leg_decode_gets_none_not_the_clients():
+    leg = decode_body({**CLIENT, "kv_transfer_params": {"remote_host": "evil"}}, {}, slo_class="chat")
+    assert "kv_transfer_params" not in leg
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"kv_transfer_params": {"remote_host": "p0"}}, {"remote_host": "p0"}),
+        ({"kv_transfer_params": None}, {}),
+        ({}, None),
+        ({"kv_transfer_params": "p0"}, None),
+    ],
+)
+def test_a_null_of_the_prefill_leg_is_an_answer_and_a_missing_field_is_none(answer, found):
+    assert kv_params_of(answer) == found
 
 
 @pytest.mark.parametrize("leg_of", [decode_body, None])
