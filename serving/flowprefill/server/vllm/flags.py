@@ -29,6 +29,10 @@ Device = Literal["cpu", "cuda"]
 RoleName = Literal["prefill", "decode", "colocated"]
 
 CONNECTOR = "NixlConnector"
+STOPPED_IN_THE_MIDDLE = "ExampleConnector"
+WHOLE_FOLDERS = {"kv_connector": "WholeFolders", "kv_connector_module_path": f"{ENGINE}.whole_folders"}
+"""What takes the place of vLLM's ExampleConnector, which shows what a suspended prefill has stored so far."""
+
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 MAX_PROMPTS = 256
@@ -179,6 +183,8 @@ def _kv_transfer(launch: Launch, added: Sequence[Flag]) -> tuple[list[str], list
     if given:
         config = dict(_json_object(given))
     config.setdefault("kv_role", KV_ROLES[launch.role])
+    if launch.preemptive and config.get("kv_connector") == STOPPED_IN_THE_MIDDLE:
+        config |= WHOLE_FOLDERS
     if launch.device == "cpu" and config.get("kv_connector") == CONNECTOR:
         config.setdefault("kv_buffer_device", "cpu")
     if config.get("kv_connector") == CONNECTOR:

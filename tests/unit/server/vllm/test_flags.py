@@ -133,13 +133,22 @@ def test_a_colocated_pod_has_no_connector_and_others_have_the_one_of_nixl() -> N
 
 @pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
 def test_a_connector_that_a_user_names_is_told_the_pods_role(role: str, kv_role: str) -> None:
-    named = '--kv-transfer-config={"kv_connector":"ExampleConnector"}'
+    named = '--kv-transfer-config={"kv_connector":"MooncakeConnector"}'
     assert json_value(launch(role), "--kv-transfer-config", named) == {
-        "kv_connector": "ExampleConnector",
+        "kv_connector": "MooncakeConnector",
         "kv_role": kv_role,
     }
-    both = '--kv-transfer-config={"kv_connector":"ExampleConnector","kv_role":"kv_both"}'
+    both = '--kv-transfer-config={"kv_connector":"MooncakeConnector","kv_role":"kv_both"}'
     assert json_value(launch(role), "--kv-transfer-config", both)["kv_role"] == "kv_both"
+
+
+def test_the_connector_that_shows_unfinished_prompts_is_replaced_where_prompts_stop_in_the_middle() -> None:
+    named = '--kv-transfer-config={"kv_connector":"ExampleConnector"}'
+    config = json_value(launch("prefill"), "--kv-transfer-config", named)
+    assert config["kv_connector"] == "WholeFolders"
+    assert config["kv_connector_module_path"] == "flowprefill.engines.vllm_engine.whole_folders"
+    stock = json_value(launch("decode"), "--kv-transfer-config", named)
+    assert stock == {"kv_connector": "ExampleConnector", "kv_role": "kv_consumer"}
 
 
 @pytest.mark.parametrize(
