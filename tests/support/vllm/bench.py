@@ -111,6 +111,7 @@ class Bench:
         self.current_task: Callable[[], int | None] = self._task_of_script
         self.logits: dict[int, dict[str, str]] = {}  # by task, by request
         self._next_id = 0
+        self._digests = watch_logits
         self._build()
         self.bridge = StepBridge(scheduler, self.runner, self._emitted)
         self._free_before = self.num_free_blocks
@@ -122,8 +123,7 @@ class Bench:
         self.runner: StepRunner = self.engine
         self._pool: StepPool = TaskPool(self.engine, MonotonicClock(), self._events.put, skip_cancelled=False)
         self.worker.stage.housekeeping = self._at_point
-        self._digests = watch_logits
-        if watch_logits:
+        if self._digests:
             self._watch_logits()
 
     # Requests.

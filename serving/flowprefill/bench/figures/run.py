@@ -25,6 +25,8 @@ SETS: dict[str, tuple[str, ...]] = {
         "cluster_figures.faults",
         "cluster_figures.requests",
     ),
+    # Measured with vLLM's engine core in this process, in vLLM's environment.
+    "vllm": ("vllm_figures.points",),
 }
 CHECKOUT = Path(__file__).parents[4] / "tests"
 
