@@ -402,7 +402,9 @@ class Bench:
             members=flight.members,
             logits=self._computed_logits(flight),
             kv={
-                m.request_id: self._kv_digest(m) for m in flight.members if m.request_id in self.vllm.requests
+                m.request_id: self._kv_digest(m)
+                for m in flight.members
+                if self._digests and m.request_id in self.vllm.requests
             },
         )
         self.records.append(flight.record)
