@@ -45,6 +45,14 @@ def test_answers_are_those_of_whole_operators(bench: Bench) -> None:
     assert many > 3 * few
 
 
+def test_progress_counts_the_points_that_come(tiled: Bench) -> None:
+    tiled.add("long", random_prompt(700, seed=1))
+    tiled.add("short", random_prompt(45, seed=2))
+    flight = tiled.start("long", "short")
+    batch = [(member.end - member.start, member.end) for member in flight.members]
+    assert flight.points == tiled.worker.points.of(batch, "operator", LIMITS)
+
+
 def test_a_prefix_in_the_cache_is_seen_by_every_tile(tiled: Bench) -> None:
     prefix = random_prompt(640, seed=1)
     tiled.add("first", prefix)

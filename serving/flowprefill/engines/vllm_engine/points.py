@@ -8,6 +8,7 @@ that torch.compile traces, a point is an operator of torch (`compiled_point.py`)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from flowprefill.engines.vllm_engine.collectives import has_collective
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.engines.vllm_engine.tiled_attention import attend_in_tiles
 from flowprefill.engines.vllm_engine.tiled_rows import in_row_tiles, num_rows
+from flowprefill.engines.vllm_engine.tiles import TileLimits, attention_tiles, row_tiles
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.actions import Granularity
 
@@ -52,8 +54,34 @@ def layers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> dict[Granularity, int]:
-    """Put points into the model; how many one forward passes. `compiled` says that torch.compile will trace it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointCounts:
+    """Points of one forward whose operators are whole. `cuts_rows` says whether long ones are cut by token rows."""
+
+    operators: int
+    attentions: int
+    layers: int
+    cuts_rows: bool
+
+    def whole(self, granularity: Granularity) -> int:
+        """Points of a forward without tiles."""
+        return self.operators if granularity == "operator" else self.layers
+
+    def of(
+        self, batch: Sequence[tuple[int, int]], granularity: Granularity, limits: TileLimits | None
+    ) -> int:
+        """Points of a forward over requests of (new tokens, tokens in all)."""
+        if granularity != "operator" or limits is None:
+            return self.whole(granularity)
+        num_rows = sum(num_new for num_new, _ in batch)
+        by_rows = len(row_tiles(num_rows, limits)) if self.cuts_rows else 1
+        return (self.operators - self.attentions) * by_rows + self.attentions * len(
+            attention_tiles(batch, limits)
+        )
+
+
+def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> PointCounts:
+    """Put points into the model; how many there are. `compiled` says that torch.compile will trace it.
 
     Raises InvalidConfiguration for a model without any.
     """
@@ -69,7 +97,12 @@ def instrument(model: nn.Module, stage: Stage, *, compiled: bool) -> dict[Granul
     for module in fine:
         wrap(module, stage, "operator")
     attend_in_tiles(model, stage)
-    return {"operator": len(fine), "layer": max(len(coarse), 1)}
+    return PointCounts(
+        operators=len(fine),
+        attentions=sum(isinstance(module, AttentionLayerBase) for module in fine),
+        layers=max(len(coarse), 1),
+        cuts_rows=not compiled,
+    )
 
 
 def _wrap(module: nn.Module, stage: Stage, granularity: Granularity) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flowprefill.engines.protocol import Gate, Plan
+from flowprefill.engines.vllm_engine.points import PointCounts
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage, Stint
 from flowprefill.scheduling.actions import Granularity, Task
@@ -45,6 +46,7 @@ class StepWorker(Protocol):
 
     stage: Stage
     slots: Slots
+    points: PointCounts
     num_points: Mapping[Granularity, int]
 
     def using(self, slot: Slot) -> AbstractContextManager[None]:
@@ -90,7 +92,9 @@ class StepEngine:
         return StepPlan(
             task_id=task.task_id,
             step=step,
-            num_points=self._worker.num_points[task.granularity],
+            num_points=self._worker.points.of(
+                _batch(step.output), task.granularity, self._worker.stage.limits
+            ),
             granularity=task.granularity,
         )
 
@@ -130,3 +134,11 @@ class StepEngine:
         if result is None:
             result = self._worker.sample_tokens(step.grammar)
         return result.get_output() if hasattr(result, "get_output") else result
+
+
+def _batch(output: Any) -> list[tuple[int, int]]:
+    """(New tokens, tokens in all) of each request in a step."""
+    cached = output.scheduled_cached_reqs
+    before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return [(num, before[request_id] + num) for request_id, num in output.num_scheduled_tokens.items()]

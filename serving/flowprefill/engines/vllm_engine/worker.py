@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
-from flowprefill.engines.vllm_engine.points import instrument
+from flowprefill.engines.vllm_engine.points import PointCounts, instrument
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.engines.vllm_engine.tiled_attention import build_tiles
@@ -41,7 +41,7 @@ class PreemptiveWorker(PlatformWorker):
         self._first_runner: Any = None
         self.stage = Stage()
         self.slots: Slots
-        self.num_points: dict[Granularity, int] = {}
+        self.points: PointCounts
         self.tell_connector_news: Callable[[Any], None] = lambda news: None
         self._asked_connector_s = 0.0
         super().__init__(*args, **kwargs)
@@ -66,7 +66,12 @@ class PreemptiveWorker(PlatformWorker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         compiled = self.vllm_config.compilation_config.mode != CompilationMode.NONE
-        self.num_points = instrument(self._first_runner.get_model(), self.stage, compiled=compiled)
+        self.points = instrument(self._first_runner.get_model(), self.stage, compiled=compiled)
+
+    @property
+    def num_points(self) -> Mapping[Granularity, int]:
+        """Points of one forward without tiles."""
+        return {"operator": self.points.whole("operator"), "layer": self.points.whole("layer")}
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

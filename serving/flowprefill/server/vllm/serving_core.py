@@ -12,6 +12,7 @@ from flowprefill.engines.protocol import EngineSpec
 from flowprefill.engines.vllm_engine.executor import InProcessExecutor
 from flowprefill.engines.vllm_engine.scheduler import AllocatingScheduler
 from flowprefill.engines.vllm_engine.steps import StepEngine
+from flowprefill.engines.vllm_engine.tiles import limits_for
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Action
@@ -47,6 +48,13 @@ def run(core: Any, settings: CoreSettings) -> None:
         warm_up = WarmUp(vllm, runner, pool, spec, core.request_block_hasher)
         profile = warm_up.profile(settings.warm_up_seconds)
     predictor = fit(profile)
+    limits = limits_for(
+        predictor.coefficients,
+        num_layers=spec.num_layers,
+        max_gap_s=settings.max_gap_milliseconds / 1000,
+        rows=settings.operator_tile_tokens,
+    )
+    executor.collective_rpc("set_tile_limits", args=(limits,))
     bridge = StepBridge(vllm, runner, lambda outputs: _emit(core, outputs))
     num_slots = runner.num_slots
     scheduler = Scheduler(within_slots(scheduler_settings(settings.live), num_slots), bridge.kv, predictor)
@@ -72,11 +80,14 @@ def run(core: Any, settings: CoreSettings) -> None:
     channel = CoreChannel(settings.channel, lambda message: loop.reconfigure(message.live))
     channel.send(Started(spec=spec, profile=profile))
     log.info(
-        "flowprefill %s schedules: policy %s, preemption %s, %d points a forward, %d slots, predictor %s",
+        "flowprefill %s schedules: policy %s, preemption %s, %d points a forward, tiles of %d rows and %d pairs, %d slots, "
+        "predictor %s",
         version("flowprefill"),
         settings.live.policy,
         settings.live.preemption,
         runner.num_points["operator"],
+        limits.rows,
+        limits.attention_pairs,
         num_slots,
         predictor.coefficients,
     )
