@@ -46,9 +46,10 @@ def test_a_pause_at_every_point(bench: Bench, granularity: str) -> None:
     add(bench, given)
     for k in range(points):
         flight = bench.start(f"long-{k}", pause_at=k, granularity=granularity)
-        assert flight.record is None, "it stands at the point"
+        assert flight.record is None or bench.may_overtake(k, granularity), "it stands at the point"
         bench.start(f"short-{k}")
-        bench.resume(flight)
+        if flight.record is None:
+            bench.resume(flight)
         assert flight.points == points
     bench.same_without_pauses(given)
 

@@ -229,6 +229,10 @@ class Bench:
         self._pool.submit(task, [begun.step])
         return flight
 
+    def may_overtake(self, point: int, granularity: Granularity) -> bool:
+        """Whether a step that is asked to pause at this point may end instead."""
+        return False
+
     def resume(self, flight: Flight, *, pause_at: int | None = None) -> Flight:
         """Let a paused step go on to its next pause or its end."""
         flight.pause_at = pause_at

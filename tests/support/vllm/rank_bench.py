@@ -63,6 +63,11 @@ class RankBench(Bench):
     def _kv_digest(self, member: Member) -> str:
         return "-".join(self._rpc("probe_kv", self._full_blocks(member)))
 
+    def may_overtake(self, point: int, granularity: Granularity) -> bool:
+        """Behind the last collective but one nobody meets any more."""
+        stretch = 3 if granularity == "operator" else 1
+        return point >= self.worker.num_points[granularity] - stretch
+
     def left_over(self) -> dict[str, object]:
         found = super().left_over()
         found |= {f"rank {rank}": left for rank, left in enumerate(self._rpc("probe_left_over")) if left}

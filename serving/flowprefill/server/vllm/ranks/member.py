@@ -132,7 +132,6 @@ class Member:
         self._link.close()
         if self._reader.is_alive():
             self._reader.join()
-        self._page.close()
 
     # The reading thread.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from flowprefill.engines.vllm_engine.steps import StepEngine
 from flowprefill.engines.vllm_engine.worker import PreemptiveWorker
 from flowprefill.server.vllm.ranks.gathering import join
@@ -20,6 +23,7 @@ class RankedWorker(PreemptiveWorker):
 
     def join_ranks(self, address: str) -> None:
         """Come to the engine core and take steps from now on. Called by vLLM's RPC, once the model is loaded."""
+        _forget_collective_memory()
         link, page = join(address)
         self._member = Member(
             self.rank,
@@ -36,3 +40,11 @@ class RankedWorker(PreemptiveWorker):
         if self._member is not None:
             self._member.close()
         super().shutdown()
+
+
+def _forget_collective_memory() -> None:
+    """Take the names off the shared memory of collectives on a CPU, which vLLM leaves behind; every rank has it mapped by now."""
+    name = os.environ.get("VLLM_DIST_IDENT")
+    if name:
+        for path in Path("/dev/shm").glob(f"{name}-*"):
+            path.unlink(missing_ok=True)
