@@ -56,7 +56,7 @@ class RankBench(Bench):
         flight.pause_at = None
 
     def _computed_logits(self, flight: Flight) -> Mapping[str, str]:
-        flight.points = self._rpc("probe_num_passed")[0]
+        flight.points = self._rpc("probe_num_passed", flight.task_id)[0]
         found = self._rpc("probe_take_logits", flight.task_id)
         return found[0]  # ranks gather logits at the first
 

@@ -23,7 +23,7 @@ class ProbeWorker(RankedWorker):
         self._pause_at: int | None = None
         self._fail_at: tuple[int, str] | None = None
         self._num_tickets = 0
-        self._num_passed = 0
+        self._num_passed: dict[int, int] = {}
         self._logits: dict[int, dict[str, str]] = {}
         self._watch_logits()
         self.stage.housekeeping = self._at_point
@@ -37,9 +37,9 @@ class ProbeWorker(RankedWorker):
         """Have whatever runs raise at this point, with this reason; None for nothing."""
         self._fail_at = failing
 
-    def probe_num_passed(self) -> int:
-        """Points of the step that advanced last."""
-        return self._num_passed
+    def probe_num_passed(self, task_id: int) -> int:
+        """Points that the step has passed. Once."""
+        return self._num_passed.pop(task_id)
 
     def probe_take_logits(self, task_id: int) -> dict[str, str]:
         return self._logits.pop(task_id, {})
@@ -70,13 +70,13 @@ class ProbeWorker(RankedWorker):
 
     def _at_point(self) -> None:
         stint = self.stage.stint
-        if stint is None:
+        if stint is None or self._task_id is None:
             return
-        self._num_passed = stint.index
+        self._num_passed[self._task_id] = stint.index
         index = stint.index - 1
         if self._fail_at is not None and index == self._fail_at[0]:
             raise RuntimeError(self._fail_at[1])
-        if self.rank == LEADER and self._pause_at == index and self._task_id is not None:
+        if self.rank == LEADER and self._pause_at == index:
             self._pause_at = None
             self._num_tickets += 1
             self._member._pool.preempt(self._task_id, self._num_tickets)

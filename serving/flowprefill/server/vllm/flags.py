@@ -23,7 +23,8 @@ ENGINE = "flowprefill.engines.vllm_engine"
 SCHEDULER = f"{ENGINE}.scheduler.AllocatingScheduler"
 WORKER = f"{ENGINE}.worker.PreemptiveWorker"
 ONE_WORKER = f"{ENGINE}.executor.InProcessExecutor"
-RANKS = f"{ENGINE}.executor.RankedExecutor"
+RANKED_WORKER = "flowprefill.server.vllm.ranks.worker.RankedWorker"
+RANKS = "flowprefill.server.vllm.ranks.executor.RankedExecutor"
 
 Device = Literal["cpu", "cuda"]
 RoleName = Literal["prefill", "decode", "colocated"]
@@ -158,10 +159,11 @@ def _sizes(launch: Launch) -> list[str]:
 
 def _of_the_engine(launch: Launch) -> list[str]:
     answers = launch.config.decode.max_batch_size if launch.role == "colocated" else 0
+    alone = launch.tensor_parallel_size == 1
     return [
         f"--scheduler-cls={SCHEDULER}",
-        f"--worker-cls={WORKER}",
-        f"--distributed-executor-backend={ONE_WORKER if launch.tensor_parallel_size == 1 else RANKS}",
+        f"--worker-cls={WORKER if alone else RANKED_WORKER}",
+        f"--distributed-executor-backend={ONE_WORKER if alone else RANKS}",
         "--no-async-scheduling",
         # Whole prompts and whole batches run in one step.
         f"--max-num-batched-tokens={max(launch.longest, launch.live.batch_token_budget)}",

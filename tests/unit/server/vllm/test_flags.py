@@ -40,9 +40,10 @@ def test_pods_that_prefill_run_our_scheduler_worker_and_executor_without_async_s
     assert "--no-async-scheduling" in found
 
 
-def test_several_ranks_have_an_executor_of_their_own() -> None:
+def test_several_ranks_have_a_worker_and_an_executor_of_their_own() -> None:
     found = values(launch("prefill", config={"prefill": {"tensorParallelSize": 2}}))
-    assert found["--distributed-executor-backend"] == f"{ENGINE}.executor.RankedExecutor"
+    assert found["--worker-cls"] == "flowprefill.server.vllm.ranks.worker.RankedWorker"
+    assert found["--distributed-executor-backend"] == "flowprefill.server.vllm.ranks.executor.RankedExecutor"
 
 
 def test_a_decode_pod_is_stock_vllm_with_a_connector() -> None:
