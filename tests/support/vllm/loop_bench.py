@@ -15,6 +15,7 @@ from flowprefill.scheduling.actions import Action, Preempt
 from flowprefill.scheduling.events import Event, Parked
 from flowprefill.scheduling.predictor import Predictor
 from flowprefill.scheduling.scheduler import Scheduler
+from flowprefill.scheduling.snapshot import SchedulerSnapshot
 from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.vllm.core_settings import DEFAULT_LIVE
 from flowprefill.server.vllm.loop import PreemptiveLoop, within_slots
@@ -46,6 +47,7 @@ class LoopBench:
         self.heard: dict[str, Heard] = {}
         self.decisions: list[tuple[Event, Sequence[Action]]] = []
         self.steps: dict[int, tuple[Member, ...]] = {}
+        self.seen: list[SchedulerSnapshot] = []
         self.error: BaseException | None = None
         core = self._core = _as_process(bench.core)
         self._changed = threading.Condition()
@@ -64,6 +66,7 @@ class LoopBench:
             MonotonicClock(),
             num_slots=bench.num_slots,
             heard=lambda event, actions, now_s, round_s: self.decisions.append((event, actions)),
+            seen=lambda snapshot, cached_prefixes: self.seen.append(snapshot),
         )
         bench.current_task = self._advancing
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)

@@ -37,6 +37,10 @@ class Observer(Protocol):
         """Nobody wants this request any more. It is gone, or goes when its step ends."""
         ...
 
+    def freed(self) -> None:
+        """KV that waited to be pulled, or to arrive, is free again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
@@ -162,6 +166,13 @@ class AllocatingScheduler(Scheduler):
     def leaves_at_step_end(self, request_id: str) -> bool:
         """Whether this request in flight has been given up."""
         return request_id in self._to_finish
+
+    def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
+        """Stock calls this, and so do we, with every word of the KV connector."""
+        super()._update_from_kv_xfer_finished(kv_connector_output)
+        told = kv_connector_output.finished_sending or kv_connector_output.finished_recving
+        if told and self.observer is not None:
+            self.observer.freed()
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed: int, num_new_tokens: int) -> int:
         """Stock calls this with the tokens it is about to schedule for a request, and takes fewer if told so."""

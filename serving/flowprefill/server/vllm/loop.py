@@ -149,6 +149,8 @@ class PreemptiveLoop:
             core._notify_idle_state_callbacks()
         due_s = self._due_s()
         timeout = None if due_s is None else max(due_s - self._clock.now_s(), 0.0)
+        if self._events:  # of the last turn's end
+            timeout = 0.0
         try:
             core._handle_client_request(*core.input_queue.get(timeout=timeout))
             while True:
@@ -169,9 +171,9 @@ class PreemptiveLoop:
         return min(coming) if coming else None
 
     def _turn(self) -> None:
-        happened = bool(self._events)
         while self._news:
             self._vllm.connector_said(self._news.popleft())
+        happened = bool(self._events)
         while self._events:
             events = [self._events.popleft() for _ in range(len(self._events))]
             for event in coalesce(events):
@@ -301,6 +303,9 @@ class PreemptiveLoop:
         self._answers.discard(request_id)
         attempt = self._attempts.pop(request_id, 0)
         self._events.append(Cancelled(request_id=attempt_id(request_id, attempt)))
+
+    def freed(self) -> None:
+        self._events.append(CapacityFreed(request_ids=()))
 
     def _arrive(self, request: Any) -> None:
         now_s = self._clock.now_s()
