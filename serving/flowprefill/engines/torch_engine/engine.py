@@ -28,7 +28,7 @@ from flowprefill.engines.torch_engine.plan import TorchPlan
 from flowprefill.engines.torch_engine.run_state import RunState
 from flowprefill.engines.torch_engine.sampling import first_tokens, sample
 from flowprefill.engines.torch_engine.threads import thread_context, use_threads
-from flowprefill.engines.torch_engine.window import LaunchWindow
+from flowprefill.engines.window import LaunchWindow
 from flowprefill.errors import InvalidConfiguration, ModelNotLoadable
 from flowprefill.scheduling.actions import Granularity
 

@@ -16,7 +16,7 @@ from flowprefill.engines.torch_engine.experts import run_groups
 from flowprefill.engines.torch_engine.kv import PagedKV, Places
 from flowprefill.engines.torch_engine.layout import Tile
 from flowprefill.engines.torch_engine.plan import TorchPlan
-from flowprefill.engines.torch_engine.window import LaunchWindow
+from flowprefill.engines.window import LaunchWindow
 
 if TYPE_CHECKING:
     from torch import nn

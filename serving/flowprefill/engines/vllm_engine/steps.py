@@ -15,6 +15,7 @@ from flowprefill.engines.protocol import Gate, Plan
 from flowprefill.engines.vllm_engine.points import PointCounts
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage, Stint
+from flowprefill.engines.window import LaunchWindow
 from flowprefill.scheduling.actions import Granularity, Task
 
 
@@ -51,6 +52,10 @@ class StepWorker(Protocol):
 
     def using(self, slot: Slot) -> AbstractContextManager[None]:
         """Inside, this thread's model runner is the slot's."""
+        ...
+
+    def new_window(self, num_tokens: int) -> LaunchWindow | None:
+        """What bounds the launches of a step with so many tokens; None for short ones and where nothing runs ahead."""
         ...
 
     def execute_model(self, scheduler_output: Any) -> Any: ...
@@ -103,7 +108,8 @@ class StepEngine:
         worker, step = self._worker, plan.step
         slot = worker.slots.take(step.slot)
         try:
-            with Stint(worker.stage, gate, plan.granularity), worker.using(slot):
+            window = worker.new_window(step.output.total_num_scheduled_tokens)
+            with Stint(worker.stage, gate, plan.granularity, window), worker.using(slot):
                 worker.slots.prepare(slot, step.output)
                 try:
                     return (self._result(step),)

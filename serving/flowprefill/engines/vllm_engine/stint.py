@@ -12,6 +12,7 @@ from flowprefill.engines.protocol import Gate
 from flowprefill.engines.vllm_engine import contexts
 from flowprefill.engines.vllm_engine.exclusive import Exclusive
 from flowprefill.engines.vllm_engine.tiles import TileLimits
+from flowprefill.engines.window import LaunchWindow
 from flowprefill.scheduling.actions import Granularity
 
 
@@ -32,11 +33,15 @@ class Stage:
 class Stint:
     """A step that runs; entered by its thread for as long as it is inside vLLM's code."""
 
-    __slots__ = ("_gate", "_stage", "granularity", "index", "num_meetings")
+    __slots__ = ("_gate", "_stage", "_window", "granularity", "index", "num_meetings")
 
-    def __init__(self, stage: Stage, gate: Gate, granularity: Granularity) -> None:
+    def __init__(
+        self, stage: Stage, gate: Gate, granularity: Granularity, window: LaunchWindow | None = None
+    ) -> None:
+        """`window` bounds how far launches run ahead of a GPU; None where a call has ended when it returns."""
         self._stage = stage
         self._gate = gate
+        self._window = window
         self.granularity = granularity
         self.index = 0
         self.num_meetings = 0
@@ -62,6 +67,8 @@ class Stint:
         gate.index = index
         if stage.housekeeping is not None:
             stage.housekeeping()
+        if self._window is not None:
+            self._window.advance(gate)
         if gate.raised or stage.exclusive.wanted:
             self._stop(index)
 

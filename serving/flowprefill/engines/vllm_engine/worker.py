@@ -12,6 +12,7 @@ import torch
 from vllm.config import CompilationMode
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import current_stream
 from vllm.v1.outputs import KVConnectorOutput
 
 from flowprefill.engines.vllm_engine.points import PointCounts, instrument
@@ -19,6 +20,7 @@ from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage
 from flowprefill.engines.vllm_engine.tiled_attention import build_tiles
 from flowprefill.engines.vllm_engine.tiles import TileLimits
+from flowprefill.engines.window import LaunchWindow
 from flowprefill.scheduling.actions import Granularity
 
 if current_platform.is_cpu():
@@ -28,6 +30,12 @@ else:
 
 CONNECTOR_INTERVAL_S = 0.004
 """How often a running forward asks the KV connector for news, at most: leases of other pods must not expire meanwhile."""
+
+LOOKAHEAD = 3
+"""Operators whose launches run ahead of a GPU at most: enough to keep it fed when each takes 100 us."""
+
+WINDOW_TOKENS = 256
+"""Steps with fewer tokens run ahead as they like."""
 
 DEFAULT_SLOTS = 9
 """One running step and `maxSuspended` (8) suspended ones."""
@@ -44,6 +52,7 @@ class PreemptiveWorker(PlatformWorker):
         self.points: PointCounts
         self.tell_connector_news: Callable[[Any], None] = lambda news: None
         self._asked_connector_s = 0.0
+        self._stream: Any = None  # of all steps, on a GPU
         super().__init__(*args, **kwargs)
 
     @property
@@ -89,9 +98,27 @@ class PreemptiveWorker(PlatformWorker):
         """Cut operators above these limits into tiles from the next step on; None leaves them whole."""
         self.stage.limits = limits
 
+    def init_device(self) -> None:
+        super().init_device()
+        if self.device.type == "cuda":
+            self._stream = current_stream()
+
+    def new_window(self, num_tokens: int) -> LaunchWindow | None:
+        """What bounds the launches of a step with so many tokens.
+
+        None for short ones, which are over before anybody could wait for them, and where a call has ended when it returns.
+        """
+        if self.device.type != "cuda" or num_tokens < WINDOW_TOKENS:
+            return None
+        return LaunchWindow(torch.cuda.Event, LOOKAHEAD)
+
     def thread_context(self) -> AbstractContextManager[object]:
-        """What a thread that runs steps needs: the device and inference mode are thread-local."""
-        return _thread_context(self.device)
+        """What a thread that runs steps needs; device, stream and inference mode are thread-local.
+
+        All steps use one stream: what a parked one has launched precedes the next one's work, so memory, workspaces and
+        collectives need no further order.
+        """
+        return _thread_context(self.device, self._stream)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -114,8 +141,9 @@ class PreemptiveWorker(PlatformWorker):
 
 
 @contextmanager
-def _thread_context(device: torch.device) -> Iterator[None]:
+def _thread_context(device: torch.device, stream: Any) -> Iterator[None]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.set_stream(stream)
     with torch.inference_mode():
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowprefill.engines.torch_engine.window import LaunchWindow
+from flowprefill.engines.window import LaunchWindow
 
 
 class Device:
