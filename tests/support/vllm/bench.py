@@ -357,6 +357,14 @@ class Bench:
     def num_free_blocks(self) -> int:
         return int(self.vllm.kv_cache_manager.block_pool.get_num_free_blocks())
 
+    def loop_pool(self) -> StepPool:
+        """A pool for a loop, which closes it."""
+        return TaskPool(self.engine, MonotonicClock(), skip_cancelled=False)
+
+    def watch_points(self, watched: bool) -> None:
+        """Whether pauses come where tests say."""
+        self.worker.stage.housekeeping = self._at_point if watched else None
+
     def flush(self) -> None:
         """Tell the workers of finished requests."""
         self.bridge.empty_step()
@@ -404,7 +412,7 @@ class Bench:
         (result,) = self._pool.take_results(flight.task_id)
         flight.record = StepRecord(
             members=flight.members,
-            logits=self._computed_logits(flight),
+            logits=self.computed_logits(flight.task_id),
             kv={
                 m.request_id: self._kv_digest(m)
                 for m in flight.members
@@ -417,9 +425,9 @@ class Bench:
     def _expect(self, flight: Flight) -> None:
         """This step advances next."""
 
-    def _computed_logits(self, flight: Flight) -> Mapping[str, str]:
+    def computed_logits(self, task_id: int) -> Mapping[str, str]:
         """Digests by request, once."""
-        return self.logits.pop(flight.task_id, {})
+        return self.logits.pop(task_id, {})
 
     def _full_blocks(self, member: Member) -> Sequence[int]:
         """Blocks that are full up to the member's end."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowprefill.clock import MonotonicClock
-from flowprefill.execution.pool import TaskPool
 from flowprefill.scheduling.actions import Action, Preempt
 from flowprefill.scheduling.events import Event, Parked
 from flowprefill.scheduling.predictor import Predictor
@@ -51,7 +50,7 @@ class LoopBench:
         self.error: BaseException | None = None
         core = self._core = _as_process(bench.core)
         self._changed = threading.Condition()
-        bench.worker.stage.housekeeping = None
+        bench.watch_points(False)
         self._record_steps()
         bench.bridge._emit = lambda outputs: [core.output_queue.put_nowait(o) for o in outputs.items()]
         self.scheduler = Scheduler(
@@ -59,7 +58,7 @@ class LoopBench:
         )
         self.loop = PreemptiveLoop(
             core,
-            TaskPool(bench.engine, MonotonicClock(), skip_cancelled=False),
+            bench.loop_pool(),
             self.scheduler,
             bench.bridge,
             live,
@@ -186,7 +185,7 @@ class LoopBench:
             bench.records.append(
                 StepRecord(
                     members=members,
-                    logits=bench.logits.pop(task_id, {}),
+                    logits=bench.computed_logits(task_id),
                     kv={
                         m.request_id: bench._kv_digest(m)
                         for m in members
@@ -209,7 +208,7 @@ class LoopBench:
         bench.bridge.begin, bench.bridge.end = self._begin, self._end
         bench.bridge._emit = bench._emitted
         bench.vllm.observer = None
-        bench.worker.stage.housekeeping = bench._at_point
+        bench.watch_points(True)
         bench.current_task = bench._task_of_script
         done = set(bench.started)
         bench.started[:] = [members for members in self.steps.values() if members in done]

@@ -11,7 +11,8 @@ from typing import Any
 from flowprefill.clock import MonotonicClock
 from flowprefill.scheduling.actions import Granularity
 from flowprefill.server.vllm.ranks.pool import RankedPool
-from support.vllm.bench import Bench, Flight, Member, engine_core
+from flowprefill.server.vllm.step_pool import StepPool
+from support.vllm.bench import WAIT_S, Bench, Flight, Member, engine_core
 from vllm.v1.engine.core import EngineCore
 
 
@@ -55,10 +56,22 @@ class RankBench(Bench):
         self._rpc("probe_expect", flight.task_id, flight.pause_at)
         flight.pause_at = None
 
-    def _computed_logits(self, flight: Flight) -> Mapping[str, str]:
+    def _completed(self, flight: Flight) -> None:
         flight.points = self._rpc("probe_num_passed", flight.task_id)[0]
-        found = self._rpc("probe_take_logits", flight.task_id)
-        return found[0]  # ranks gather logits at the first
+        super()._completed(flight)
+
+    def computed_logits(self, task_id: int) -> Mapping[str, str]:
+        found: Mapping[str, str] = self._rpc("probe_take_logits", task_id)[
+            0
+        ]  # ranks gather them at the first
+        return found
+
+    def loop_pool(self) -> StepPool:
+        return _Kept(self._ranked)
+
+    def watch_points(self, watched: bool) -> None:
+        if watched:
+            self._ranked.connect(self._events.put)
 
     def _kv_digest(self, member: Member) -> str:
         return "-".join(self._rpc("probe_kv", self._full_blocks(member)))
@@ -97,3 +110,25 @@ class RankBench(Bench):
     def _rpc(self, method: str, *args: Any) -> list[Any]:
         answers: list[Any] = self.core.model_executor.collective_rpc(method, args=args, timeout=60)
         return answers
+
+
+class _Kept:
+    """The ranks' pool for a loop, whose end is not the ranks'."""
+
+    def __init__(self, pool: RankedPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def close(self) -> None:
+        """Unwind what is under way, and wait for it."""
+        with self._pool._state:
+            under_way = tuple(self._pool._flights)
+        for task_id in under_way:
+            self._pool.cancel(task_id)
+        with self._pool._state:
+            assert self._pool._state.wait_for(lambda: not self._pool._flights, WAIT_S), "steps unwind"
+            for task_id in under_way:
+                self._pool._results.pop(task_id, None)
+                self._pool._left_behind.pop(task_id, None)

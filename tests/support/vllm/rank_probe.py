@@ -6,6 +6,7 @@ Named by `--worker-cls`; a test's methods reach it by vLLM's RPC, in the rank's 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,25 +14,31 @@ from flowprefill.execution.collective import LEADER
 from flowprefill.server.vllm.ranks.worker import RankedWorker
 from support.vllm.digests import digest
 from vllm import forward_context
+from vllm.distributed.parallel_state import get_tp_group
 
 
 class ProbeWorker(RankedWorker):
     """See the module."""
 
     def join_ranks(self, address: str) -> None:
-        self._task_id: int | None = None
-        self._pause_at: int | None = None
+        self._pause_at: dict[int, int | None] = {}  # by task
+        self._num_passed: dict[int, int] = {}
         self._fail_at: tuple[int, str] | None = None
         self._num_tickets = 0
-        self._num_passed: dict[int, int] = {}
+        self._task = threading.local()
         self._logits: dict[int, dict[str, str]] = {}
+        self._num_reduced = 0
+        self._num_met = 0
+        self._false_meetings = 0
         self._watch_logits()
+        self._watch_collectives()
         self.stage.housekeeping = self._at_point
         super().join_ranks(address)
+        self._watch_steps()
 
     def probe_expect(self, task_id: int, pause_at: int | None) -> None:
         """This step advances next; its leader is to be asked to pause at this point."""
-        self._task_id, self._pause_at = task_id, pause_at
+        self._pause_at[task_id] = pause_at
 
     def probe_fail_at(self, failing: tuple[int, str] | None) -> None:
         """Have whatever runs raise at this point, with this reason; None for nothing."""
@@ -39,6 +46,7 @@ class ProbeWorker(RankedWorker):
 
     def probe_num_passed(self, task_id: int) -> int:
         """Points that the step has passed. Once."""
+        self._pause_at.pop(task_id, None)
         return self._num_passed.pop(task_id)
 
     def probe_take_logits(self, task_id: int) -> dict[str, str]:
@@ -62,6 +70,7 @@ class ProbeWorker(RankedWorker):
             "forward context": repr(forward_context._forward_context)
             if forward_context._forward_context
             else None,
+            "meetings without a collective": self._false_meetings,
             "boards": len(member._boards),
             "results": len(member._results),
             "left behind": len(member._engine._left_behind),
@@ -69,17 +78,49 @@ class ProbeWorker(RankedWorker):
         return {name: value for name, value in found.items() if value}
 
     def _at_point(self) -> None:
-        stint = self.stage.stint
-        if stint is None or self._task_id is None:
+        stint, task_id = self.stage.stint, getattr(self._task, "id", None)
+        if stint is None or task_id is None:
             return
-        self._num_passed[self._task_id] = stint.index
+        self._check_meeting(stint.num_meetings)
         index = stint.index - 1
         if self._fail_at is not None and index == self._fail_at[0]:
             raise RuntimeError(self._fail_at[1])
-        if self.rank == LEADER and self._pause_at == index:
-            self._pause_at = None
+        if task_id not in self._pause_at:
+            return
+        self._num_passed[task_id] = stint.index
+        if self.rank == LEADER and self._pause_at[task_id] == index:
+            self._pause_at[task_id] = None
             self._num_tickets += 1
-            self._member._pool.preempt(self._task_id, self._num_tickets)
+            self._member._pool.preempt(task_id, self._num_tickets)
+
+    def _check_meeting(self, num_met: int) -> None:
+        """A point that counts as a meeting has a collective before it."""
+        if num_met > self._num_met and self._num_reduced == 0:
+            self._false_meetings += 1
+        self._num_met, self._num_reduced = num_met, 0
+
+    def _watch_collectives(self) -> None:
+        group = get_tp_group()
+        reduce = group._all_reduce_out_place
+
+        def counted(tensor: Any) -> Any:
+            output = reduce(tensor)
+            self._num_reduced += 1
+            return output
+
+        group._all_reduce_out_place = counted
+
+    def _watch_steps(self) -> None:
+        run = self._member._engine.run
+
+        def noted(plan: Any, gate: Any) -> Any:
+            self._task.id = plan.task_id
+            try:
+                return run(plan, gate)
+            finally:
+                self._task.id = None
+
+        self._member._engine.run = noted
 
     def _watch_logits(self) -> None:
         model = self._first_runner.get_model()
@@ -87,11 +128,12 @@ class ProbeWorker(RankedWorker):
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             logits = compute(*args, **kwargs)
-            if logits is not None and self._task_id is not None:
+            task_id = getattr(self._task, "id", None)
+            if logits is not None and task_id is not None:
                 names = self.model_runner.input_batch.req_ids
                 assert len(names) == len(logits), "a row for each request"
                 found = {name: digest(row) for name, row in zip(names, logits, strict=True)}
-                self._logits.setdefault(self._task_id, {}).update(found)
+                self._logits.setdefault(task_id, {}).update(found)
             return logits
 
         model.compute_logits = watched

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowprefill.clock import Clock
-from flowprefill.errors import EngineFailed
 from flowprefill.execution.collective import LEADER
 from flowprefill.execution.pool import TaskEvent
 from flowprefill.scheduling.actions import Cancel, Granularity, Preempt, Resume, Task, WithdrawPreempt
 from flowprefill.scheduling.events import Completed, Failed, Parked, Progress
 from flowprefill.server.vllm.ranks.connectors import ConnectorReports
-from flowprefill.server.vllm.ranks.link import Link, pack
+from flowprefill.server.vllm.ranks.crew import Crew, RanksLost
+from flowprefill.server.vllm.ranks.link import Link
 from flowprefill.server.vllm.ranks.messages import (
     Begin,
     Emptied,
@@ -31,7 +31,6 @@ from flowprefill.server.vllm.ranks.messages import (
     Ended,
     FromRank,
     Gathered,
-    Leave,
     LetGo,
     Lost,
     News,
@@ -52,10 +51,6 @@ STRAGGLER_TIMEOUT_S = 30.0
 """How long the other ranks may take to end a step that has failed on one."""
 
 EMPTY_STEP_TIMEOUT_S = 120.0
-
-
-class RanksLost(EngineFailed):
-    """The ranks of the engine cannot go on together."""
 
 
 @dataclass(slots=True)
@@ -83,7 +78,6 @@ class RankedPool:
         clock: Clock,
     ) -> None:
         """`links` and `ready` in order of rank. Takes the links and the page over, and closes them."""
-        self._links = links
         self._page = page
         self._ready = ready
         self._reports = reports
@@ -97,14 +91,9 @@ class RankedPool:
         self._results: dict[int, tuple[Any, ...]] = {}
         self._left_behind: dict[int, Any] = {}
         self._emptied: dict[int, Emptied] = {}
-        self._lost: RanksLost | None = None
         self._closing = False
-        self._readers = [
-            threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank}-link", daemon=True)
-            for rank in range(len(links))
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._crew = Crew(links, self._take, self._lost)
+        self._crew.start()
 
     def connect(
         self, post: Callable[[TaskEvent], None], on_broken: Callable[[BaseException], None] | None = None
@@ -113,8 +102,8 @@ class RankedPool:
         self._post = post
         if on_broken is not None:
             self._on_broken = on_broken
-            if self._lost is not None:
-                on_broken(self._lost)
+            if self._crew.lost is not None:
+                on_broken(self._crew.lost)
 
     def connect_news(self, on_news: Callable[[Any], None]) -> None:
         """Say where word of KV transfers goes that ended while a step ran. Called on a reading thread."""
@@ -122,7 +111,7 @@ class RankedPool:
 
     @property
     def num_ranks(self) -> int:
-        return len(self._links)
+        return self._crew.size
 
     @property
     def num_slots(self) -> int:
@@ -146,26 +135,26 @@ class RankedPool:
             flight = self._flights[task.task_id] = _Flight(task=task, slot=step.slot)
             self._page.row(step.slot).reset()
             self._give_baton(flight)
-        self._send_all(Begin(task=task, step=step))
+        self._crew.to_all(Begin(task=task, step=step))
 
     def preempt(self, task_id: int, ticket: int) -> None:
         """Ask the step to park; `Parked(ticket)` answers, or `Completed` when it ends first."""
-        self._links[LEADER].send(Preempt(task_id=task_id, ticket=ticket))
+        self._crew.to_leader(Preempt(task_id=task_id, ticket=ticket))
 
     def withdraw(self, task_id: int, ticket: int) -> None:
         """Take the pause request back, if it is not answered yet."""
-        self._links[LEADER].send(WithdrawPreempt(task_id=task_id, ticket=ticket))
+        self._crew.to_leader(WithdrawPreempt(task_id=task_id, ticket=ticket))
 
     def resume(self, task_id: int) -> None:
         """Give the baton back to a parked step."""
         with self._state:
             assert self._holder is None, f"task {self._holder.task.task_id} holds the baton; cannot resume"
             self._give_baton(self._flights[task_id])
-        self._links[LEADER].send(Resume(task_id=task_id))
+        self._crew.to_leader(Resume(task_id=task_id))
 
     def cancel(self, task_id: int) -> None:
         """Unwind the step; `Failed(error=None)` answers, or `Completed` when it ends first. Unknown ids are ignored."""
-        self._links[LEADER].send(Cancel(task_id=task_id))
+        self._crew.to_leader(Cancel(task_id=task_id))
 
     def progress(self) -> Progress | None:
         """How far the step with the baton has come; None when nobody holds it."""
@@ -198,16 +187,18 @@ class RankedPool:
         with self._state:
             assert self._holder is None, f"task {self._holder.task.task_id} advances"
             self._emptied.clear()
-        self._send_all(Empty(output=output))
+        self._crew.to_all(Empty(output=output))
         with self._state:
             answered = self._state.wait_for(
-                lambda: self._lost is not None or len(self._emptied) == self.num_ranks, EMPTY_STEP_TIMEOUT_S
+                lambda: self._crew.lost is not None or len(self._emptied) == self.num_ranks,
+                EMPTY_STEP_TIMEOUT_S,
             )
-            if self._lost is not None:
-                raise self._lost
+            if self._crew.lost is not None:
+                raise self._crew.lost
             if not answered:
-                missing = sorted(set(range(self.num_ranks)) - self._emptied.keys())
-                raise RanksLost(f"ranks {missing} did not run an empty step in {EMPTY_STEP_TIMEOUT_S:.0f} s")
+                raise RanksLost(
+                    f"only ranks {sorted(self._emptied)} of {self.num_ranks} ran an empty step in {EMPTY_STEP_TIMEOUT_S:.0f} s"
+                )
             by_rank = [self._emptied[rank] for rank in range(self.num_ranks)]
         return self._joined(by_rank)
 
@@ -220,36 +211,19 @@ class RankedPool:
             for task_id in under_way:
                 self.cancel(task_id)
             with self._state:
-                if not self._state.wait_for(
-                    lambda: not self._flights or self._lost is not None, CLOSE_TIMEOUT_S
-                ):
+                unwound = self._state.wait_for(
+                    lambda: not self._flights or self._crew.lost is not None, CLOSE_TIMEOUT_S
+                )
+                if not unwound:
                     log.error("steps did not unwind in %.0f s: %s", CLOSE_TIMEOUT_S, sorted(self._flights))
                 for flight in self._flights.values():
                     if flight.straggling is not None:
                         flight.straggling.cancel()
-            if self._lost is None:
-                self._send_all(Leave())
-            else:
-                for link in self._links:
-                    link.close()
-        for reader in self._readers:
-            reader.join(CLOSE_TIMEOUT_S)
-        for link in self._links:
-            link.close()
+        self._crew.close()
         if first:
             self._page.close()
 
     # The reading threads.
-
-    def _read(self, rank: int) -> None:
-        try:
-            for message in self._links[rank].received():
-                self._take(rank, message)
-        except BaseException as error:  # top of the thread
-            log.exception("what rank %d said could not be handled", rank)
-            self._lose(f"rank {rank}: {type(error).__name__}: {error}")
-        else:
-            self._lose(f"rank {rank} has gone")
 
     def _take(self, rank: int, message: FromRank) -> None:
         match message:
@@ -258,9 +232,7 @@ class RankedPool:
             case Standing(task_id=task_id):
                 self._stands(rank, task_id)
             case LetGo():
-                packed = pack(message)
-                for link in self._followers:
-                    link.send_packed(packed)
+                self._crew.to_followers(message)
             case Ended():
                 self._ended(rank, message)
             case Emptied():
@@ -269,10 +241,8 @@ class RankedPool:
                     self._state.notify_all()
             case News(connector=connector):
                 self._news(rank, connector)
-            case Lost(reason=reason):
-                self._lose(f"rank {rank}: {reason}")
-            case Ready():
-                raise AssertionError("a rank is ready once")
+            case Ready() | Lost():
+                raise AssertionError(f"{message} is not for the pool")
 
     def _parked(self, event: Parked) -> None:
         with self._state:
@@ -289,7 +259,7 @@ class RankedPool:
             if len(standing) < self.num_ranks - 1:
                 return
             standing.clear()
-        self._links[LEADER].send(Gathered(task_id=task_id))
+        self._crew.to_leader(Gathered(task_id=task_id))
 
     def _ended(self, rank: int, ended: Ended) -> None:
         task_id = ended.event.task_id
@@ -313,7 +283,9 @@ class RankedPool:
             if isinstance(ended.event, Failed) and ended.event.error is not None
         ]
         if not errors and len({type(ended.event) for ended in by_rank}) > 1:
-            self._lose(f"the ranks ended task {task_id} differently: {[ended.event for ended in by_rank]}")
+            self._crew.lose(
+                f"the ranks ended task {task_id} differently: {[ended.event for ended in by_rank]}"
+            )
             return
         event = by_rank[LEADER].event
         if errors:
@@ -334,7 +306,7 @@ class RankedPool:
         """With the lock. A collective that one rank does not enter holds the others forever."""
         if flight.straggling is None:
             flight.straggling = threading.Timer(
-                STRAGGLER_TIMEOUT_S, self._lose, args=(f"{reason}, and others have not ended the step",)
+                STRAGGLER_TIMEOUT_S, self._crew.lose, args=(f"{reason}, and others have not ended the step",)
             )
             flight.straggling.daemon = True
             flight.straggling.start()
@@ -344,31 +316,14 @@ class RankedPool:
         if said is not None and (said.finished_sending or said.finished_recving or said.failed_recving):
             self._on_news(said)
 
-    def _lose(self, reason: str) -> None:
+    def _lost(self, error: RanksLost) -> None:
         with self._state:
-            if self._lost is not None or self._closing:
-                self._state.notify_all()
-                if self._lost is None:
-                    self._lost = RanksLost(reason)
-                return
-            self._lost = RanksLost(
-                f"the ranks of the engine cannot go on together: {reason}; the pod has to start anew"
-            )
-            log.error("%s", self._lost)
             self._state.notify_all()
-            lost = self._lost
-        self._on_broken(lost)
+            closing = self._closing
+        if not closing:
+            self._on_broken(error)
 
     # With or without the lock.
-
-    @property
-    def _followers(self) -> Sequence[Link]:
-        return [link for rank, link in enumerate(self._links) if rank != LEADER]
-
-    def _send_all(self, message: Begin | Empty | Leave) -> None:
-        packed = pack(message)
-        for link in self._links:
-            link.send_packed(packed)
 
     def _joined(self, by_rank: Sequence[Ended | Emptied]) -> Any:
         """The leader's result with what all connectors said."""

@@ -9,7 +9,7 @@ import pytest
 
 from flowprefill.scheduling.events import Completed, Failed, Parked
 from flowprefill.server.vllm.ranks import pool as ranked_pool
-from flowprefill.server.vllm.ranks.pool import RanksLost
+from flowprefill.server.vllm.ranks.crew import RanksLost
 from support.step_pools import WAIT_S, Stage
 
 
