@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from support.pods import until_async
-from support.vllm.completions import completion
+from support.vllm.completions import Completion, completion
 from support.vllm.models import model_directory, small
 from support.vllm.pair import BLOCK, NUM_TOKENS, Prompt, load, preempting, proxied, stock_endpoint, until_runs
 from support.vllm.pd_client import both_legs, decode_leg, prefill_leg
@@ -86,11 +86,10 @@ def transferable(prompts: tuple[Prompt, ...]) -> int:
     return sum((n - 1) // BLOCK * BLOCK for p in prompts if (n := len(p.token_ids)) and (n - 1) % BLOCK)
 
 
-async def alone(pair: Pair, prompts: tuple[Prompt, ...]) -> list[tuple[int, ...]]:
+async def alone(pair: Pair, prompts: tuple[Prompt, ...]) -> list[Completion]:
     """The answers of the decode server when nobody has computed a prompt for it."""
     async with pair.decode.client() as client:
-        found = await asyncio.gather(*(completion(client, p.token_ids, NUM_TOKENS) for p in prompts))
-    return [one.token_ids for one in found]
+        return await asyncio.gather(*(completion(client, p.token_ids, NUM_TOKENS) for p in prompts))
 
 
 async def test_answers_behind_a_preempted_prefill_pod_are_those_of_one_stock_server(pair: Pair) -> None:
@@ -106,7 +105,7 @@ async def test_answers_behind_a_preempted_prefill_pod_are_those_of_one_stock_ser
             return await both_legs(prefill, decode, prompt.token_ids, NUM_TOKENS, vllm_xargs=xargs)
 
         found = await preempting(pair.prefill, prompts, ask)
-    assert found == expected
+    assert found == [one.token_ids for one in expected]
     name = "flowprefill_prefill_preemptions_total"
     assert pair.prefill.metrics().total(name) - preempted.total(name) >= 3
     name = "vllm:external_prefix_cache_hits_total"
@@ -127,7 +126,7 @@ async def test_answers_through_our_proxy_are_the_same(pair: Pair, tmp_path: Path
         found = await preempting(pair.prefill, prompts, ask)
         await running.at_rest()
         answered = await running.metrics()
-    assert found == expected
+    assert found == [one.text for one in expected]
     assert sum(
         v for name, v in answered.items() if name.startswith("flowprefill_requests_total{code=200")
     ) == len(prompts)
@@ -160,7 +159,7 @@ async def test_a_prompt_given_up_half_way_is_computed_by_decode_itself(pair: Pai
         await nothing_held(pair)
         assert [folder.name for folder in pair.folder.iterdir() if "." in folder.name] == []
         found = await decode_leg(decode, long.token_ids, NUM_TOKENS, {})
-    assert found == expected
+    assert found == expected.token_ids
     name = "vllm:external_prefix_cache_hits_total"
     assert pair.decode_metrics().total(name) == before.total(name)
     await nothing_held(pair)

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
 from flowprefill.wire import Endpoint, PodState
 from support.proxy_under_test import Running, running_proxy
-from support.vllm.completions import streamed
+from support.vllm.completions import body
 from support.vllm.pod import VllmPod
 from support.vllm.server import REQUEST_TIMEOUT_S
 from support.vllm.tokens import random_prompt
@@ -34,8 +35,9 @@ class Prompt:
         return self.ttft_s == LONG_TTFT_S
 
 
-Ask = Callable[[Prompt], Awaitable[tuple[int, ...]]]
-"""Has a prompt answered; the answer's token ids."""
+Answer = TypeVar("Answer")
+Ask = Callable[[Prompt], Awaitable[Answer]]
+"""Has a prompt answered."""
 
 
 def load(
@@ -56,12 +58,12 @@ def load(
     return tuple(prompts)
 
 
-async def preempting(pod: VllmPod, prompts: Sequence[Prompt], ask: Ask) -> list[tuple[int, ...]]:
+async def preempting(pod: VllmPod, prompts: Sequence[Prompt], ask: Ask[Answer]) -> list[Answer]:
     """Have all answered: the short ones that follow a long one are sent while it runs on the prefill pod.
 
     Answers in the prompts' order.
     """
-    answers: list[asyncio.Task[tuple[int, ...]]] = []
+    answers: list[asyncio.Task[Answer]] = []
     async with asyncio.TaskGroup() as group, pod.states() as states:
         for prompt in prompts:
             answers.append(group.create_task(_asked(ask, prompt)))
@@ -70,7 +72,7 @@ async def preempting(pod: VllmPod, prompts: Sequence[Prompt], ask: Ask) -> list[
     return [answer.result() for answer in answers]
 
 
-async def _asked(ask: Ask, prompt: Prompt) -> tuple[int, ...]:
+async def _asked(ask: Ask[Answer], prompt: Prompt) -> Answer:
     return await ask(prompt)
 
 
@@ -102,8 +104,8 @@ PROXY = {
 
 
 @asynccontextmanager
-async def proxied(directory: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[Running, Ask]]:
-    """Our proxy in front of these pods, and a client of it that streams; long prompts are in a patient class."""
+async def proxied(directory: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[Running, Ask[str]]]:
+    """Our proxy in front of these pods, and a client of it; long prompts are in a patient class. Answers are text."""
     async with running_proxy(directory, endpoints, config=PROXY) as running:
         kinds = {True: "batch", False: "chat"}
         clients = {
@@ -114,9 +116,12 @@ async def proxied(directory: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[
         }
         try:
 
-            async def ask(prompt: Prompt) -> tuple[int, ...]:
-                answer = await streamed(clients[prompt.is_long], prompt.token_ids, NUM_TOKENS)
-                return answer.token_ids
+            async def ask(prompt: Prompt) -> str:
+                request = body(prompt.token_ids, NUM_TOKENS)
+                del request["return_token_ids"]
+                answer = await clients[prompt.is_long].post("/v1/completions", json=request)
+                assert answer.status_code == 200, answer.text
+                return str(answer.json()["choices"][0]["text"])
 
             yield running, ask
         finally:
