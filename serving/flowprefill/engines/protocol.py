@@ -22,6 +22,13 @@ class TaskUnwound(BaseException):
     """
 
 
+class EngineBroken(BaseException):
+    """The engine can run nothing any more: the process must end and be started anew.
+
+    A BaseException, so that nothing on the way up takes it for a failure of one batch.
+    """
+
+
 class Gate(Protocol):
     """The preemption gate as an engine sees it: one attribute read per point, a call only when asked.
 

@@ -24,16 +24,13 @@ import threading
 from typing import Protocol
 
 from flowprefill.clock import Timekeeper
-from flowprefill.engines.protocol import Gate, TaskUnwound
+from flowprefill.engines.protocol import EngineBroken, Gate, TaskUnwound
 
 LEADER = 0
 
 
-class RanPastStop(BaseException):
-    """A rank is beyond the agreed point: the ranks cannot meet any more, and the process must end.
-
-    A BaseException, so that nothing on the way up treats it as an ordinary failure.
-    """
+class RanPastStop(EngineBroken):
+    """A rank is beyond the agreed point: the ranks cannot meet any more."""
 
 
 class StopBoard(Protocol):

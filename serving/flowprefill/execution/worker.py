@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Generic, Protocol, TypeVar
 
 from flowprefill.clock import Timekeeper
-from flowprefill.engines.protocol import Gate, Plan, TaskUnwound
+from flowprefill.engines.protocol import EngineBroken, Gate, Plan, TaskUnwound
 from flowprefill.errors import EngineFailed
-from flowprefill.execution.collective import RanPastStop
 from flowprefill.execution.run import ItemT, Run
 from flowprefill.scheduling.actions import Task
 
@@ -128,8 +127,8 @@ class Worker(Generic[ItemT, ResultT]):
         except TaskUnwound:
             if not run.gate.cancelled:
                 error_text = "the engine unwound a task that nobody cancelled"
-        except RanPastStop:
-            raise  # the ranks of a split model cannot meet again: fatal
+        except EngineBroken:
+            raise  # fatal, and not for this task alone
         except BaseException as error:  # top of a task: whatever the model raises fails this task alone
             log.exception("the engine failed", extra={"task_id": run.task.task_id})
             error_text = _failure(run, error)

@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flowprefill.engines.protocol import Gate, Plan
+import torch
+
+from flowprefill.engines.protocol import EngineBroken, Gate, Plan
 from flowprefill.engines.vllm_engine.points import PointCounts
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage, Stint
@@ -113,6 +115,8 @@ class StepEngine:
                 worker.slots.prepare(slot, step.output)
                 try:
                     return (self._result(step),)
+                except torch.AcceleratorError as error:
+                    raise EngineBroken(f"the device failed: {error}") from error
                 except BaseException:
                     self._left_behind[plan.task_id] = slot.abandon()
                     raise
