@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,20 +21,30 @@ from support.vllm.samples import Samples, samples
 from support.vllm.server import VllmServer, vllm_server
 
 MAX_LEN = 8192
+DEV = {"VLLM_SERVER_DEV_MODE": "1"}
+"""For /reset_prefix_cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    prefill: VllmPod
+    """`ours` is the prefill pod where it is no stock server."""
+
+    prefill_port: int
+    ours: VllmPod | None
     decode: VllmServer
     folder: Path
+
+    @property
+    def prefill(self) -> VllmPod:
+        assert self.ours is not None, "this pair is stock"
+        return self.ours
 
     def forget(self) -> None:
         """Neither server finds anything of before."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         with httpx.Client() as client:
-            for port in (self.prefill.port, self.decode.port):
+            for port in (self.prefill_port, self.decode.port):
                 answer = client.post(f"http://127.0.0.1:{port}/reset_prefix_cache")
                 assert answer.status_code == 200, answer.text
 
@@ -45,37 +53,52 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    directory = tmp_path_factory.mktemp("pd")
-    folder = directory / "kv"
-    folder.mkdir()
-    model = model_directory(small("llama"))
-    dev = {"VLLM_SERVER_DEV_MODE": "1"}  # for /reset_prefix_cache
-    prefill = vllm_pod(
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("pd")
+    (found / "kv").mkdir()
+    return found
+
+
+def stock_flags(directory: Path, role: str) -> list[str]:
+    return [
+        *kv_transfer("ExampleConnector", role, shared_storage_path=str(directory / "kv")),
+        *("--block-size", str(BLOCK)),
+        *("--max-model-len", str(MAX_LEN), "--max-num-batched-tokens", str(MAX_LEN)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def decode(python: Path, directory: Path) -> Iterator[VllmServer]:
+    model, log = model_directory(small("llama")), directory / "decode.log"
+    with vllm_server(python, model, log, flags=stock_flags(directory, "kv_consumer"), env=DEV) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest, python: Path, directory: Path, decode: VllmServer) -> Iterator[Pair]:
+    """One decode server for all; the prefill side is one or the other, not both at once."""
+    model, folder = model_directory(small("llama")), directory / "kv"
+    if request.param == "stock":
+        log, flags = directory / "prefill.log", stock_flags(directory, "kv_producer")
+        with vllm_server(python, model, log, flags=flags, env=DEV) as server:
+            yield Pair(prefill_port=server.port, ours=None, decode=decode, folder=folder)
+        return
+    flags = kv_transfer("ExampleConnector", shared_storage_path=str(folder))
+    with vllm_pod(
         python,
         model,
         directory / "prefill",
         "prefill",
-        flags=kv_transfer("ExampleConnector", shared_storage_path=str(folder)),
+        flags=flags,
         kv_cache_tokens=40_000,
         max_model_len=MAX_LEN,
-        env=dev,
-    )
-    decode = vllm_server(
-        python,
-        model,
-        directory / "decode.log",
-        flags=[
-            *kv_transfer("ExampleConnector", "kv_consumer", shared_storage_path=str(folder)),
-            *("--block-size", str(BLOCK)),
-            *("--max-model-len", str(MAX_LEN), "--max-num-batched-tokens", str(MAX_LEN)),
-        ],
-        env=dev,
-    )
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
-        first = threads.submit(stack.enter_context, prefill)
-        second = threads.submit(stack.enter_context, decode)
-        yield Pair(prefill=first.result(), decode=second.result(), folder=folder)
+        env=DEV,
+    ) as pod:
+        yield Pair(prefill_port=pod.port, ours=pod, decode=decode, folder=folder)
+
+
+ours = pytest.mark.parametrize("pair", ["ours"], indirect=True)
+stock = pytest.mark.parametrize("pair", ["stock"], indirect=True)
 
 
 def transferable(prompts: tuple[Prompt, ...]) -> int:
@@ -92,6 +115,7 @@ async def alone(pair: Pair, prompts: tuple[Prompt, ...]) -> list[Completion]:
         return await asyncio.gather(*(completion(client, p.token_ids, NUM_TOKENS) for p in prompts))
 
 
+@ours
 async def test_answers_behind_a_preempted_prefill_pod_are_those_of_one_stock_server(pair: Pair) -> None:
     prompts = load(seed=1000)
     pair.forget()
@@ -113,6 +137,7 @@ async def test_answers_behind_a_preempted_prefill_pod_are_those_of_one_stock_ser
     await nothing_held(pair)
 
 
+@ours
 async def test_answers_through_our_proxy_are_the_same(pair: Pair, tmp_path: Path) -> None:
     prompts = load(seed=2000)
     pair.forget()
@@ -137,6 +162,7 @@ async def test_answers_through_our_proxy_are_the_same(pair: Pair, tmp_path: Path
     await nothing_held(pair)
 
 
+@ours
 async def test_a_prompt_given_up_half_way_is_computed_by_decode_itself(pair: Pair) -> None:
     """The stock connector would show the layers that are there, and a decode server dies of those that are not."""
     (long, *shorts) = load(seed=3000, num_long=1)
@@ -163,6 +189,23 @@ async def test_a_prompt_given_up_half_way_is_computed_by_decode_itself(pair: Pai
     name = "vllm:external_prefix_cache_hits_total"
     assert pair.decode_metrics().total(name) == before.total(name)
     await nothing_held(pair)
+
+
+@stock
+async def test_answers_of_a_stock_pair_through_our_proxy_are_the_same(pair: Pair, tmp_path: Path) -> None:
+    """Servers without a state stream get the least outstanding work."""
+    prompts = load(seed=4000)
+    pair.forget()
+    expected = await alone(pair, prompts)
+    pair.forget()
+    before = pair.decode_metrics()
+    endpoints = stock_endpoint("prefill", pair.prefill_port), stock_endpoint("decode", pair.decode.port)
+    async with proxied(tmp_path, *endpoints) as (running, ask):
+        found = await asyncio.gather(*map(ask, prompts))
+        await running.at_rest()
+    assert found == [one.text for one in expected]
+    name = "vllm:external_prefix_cache_hits_total"
+    assert pair.decode_metrics().total(name) - before.total(name) == transferable(prompts)
 
 
 async def nothing_held(pair: Pair) -> None:
