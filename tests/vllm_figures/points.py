@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,12 +57,13 @@ def blocking(context: Context) -> Iterator[Row]:
     chance = random.Random(0)
     with engine(embedded(), max_tokens=LONG, dtype="bfloat16") as bench:
         bench.worker.stage.housekeeping = None
-        took.append(_long(bench, "warm", 0, [], "operator")[0])
+        _long(bench, "warm", 0, [], "operator")
+        usual_s = _long(bench, "usual", 1, [], "operator")[0]
         for number in range(NUM_LONG):
             for granularity, blocked in found.items():
                 context.progress.step(f"{granularity} points, long prompt {number + 1} of {NUM_LONG}")
-                moments = sorted(chance.uniform(0, 0.98 * took[0]) for _ in range(PAUSES_EACH))
-                seconds, acks = _long(bench, f"{granularity}-{number}", number + 1, moments, granularity)
+                waits = (chance.uniform(0, 2 * usual_s / PAUSES_EACH) for _ in iter(int, 1))
+                seconds, acks = _long(bench, f"{granularity}-{number}", number + 2, waits, granularity)
                 took.append(seconds)
                 blocked += acks
     means = {name: float(np.mean(acks)) for name, acks in found.items()}
@@ -91,23 +92,22 @@ def blocking(context: Context) -> Iterator[Row]:
 
 
 def _long(
-    bench: Bench, name: str, seed: int, moments: Sequence[float], granularity: Granularity
+    bench: Bench, name: str, seed: int, waits: Iterable[float], granularity: Granularity
 ) -> tuple[float, list[float]]:
-    """A long prefill with a pause at each moment of its own time: its own seconds, and the seconds until it stood."""
+    """A long prefill that is paused after each of these waits, until it ends: its own seconds, and the seconds until it stood."""
     bench.add(name, random_prompt(LONG - 1, seed=seed))  # and a place for its token
     blocked: list[float] = []
     own_s = 0.0
     flight = bench.launch(name, granularity=granularity)
     began_s = time.monotonic()
-    for number, moment in enumerate(moments):
-        wait_s = moment - own_s - (time.monotonic() - began_s)
-        ended = bench.wait(flight, wait_s) if wait_s > 0 else False
-        if ended:
+    for number, wait_s in enumerate(waits):
+        if bench.wait(flight, wait_s):
             break
         asked_s = time.monotonic()
-        if not bench.pause(flight):
-            break
+        stands = bench.pause(flight)
         stood_s = time.monotonic()
+        if not stands:
+            break
         blocked.append(stood_s - asked_s)
         own_s += stood_s - began_s
         short = f"{name}-short-{number}"
