@@ -13,6 +13,7 @@ from flowprefill.scheduling.actions import Granularity
 from flowprefill.server.vllm.ranks.pool import RankedPool
 from flowprefill.server.vllm.step_pool import StepPool
 from support.vllm.bench import WAIT_S, Bench, Flight, Member, engine_core
+from support.vllm.tokens import random_prompt
 from vllm.v1.engine.core import EngineCore
 
 
@@ -51,6 +52,15 @@ class RankBench(Bench):
     def __init__(self, core: EngineCore, num_slots: int) -> None:
         self._num_slots = num_slots
         super().__init__(core)
+        self._settle()
+
+    def _settle(self) -> None:
+        """The first steps of a process compile what splits the vocabulary, which takes seconds."""
+        for number, length in enumerate((200, 2000, 40)):
+            self.add(f"first-{number}", random_prompt(length, seed=number))
+            self.start(f"first-{number}")
+        self.flush()
+        self._free_before = self.num_free_blocks
 
     def _expect(self, flight: Flight) -> None:
         self._rpc("probe_expect", flight.task_id, flight.pause_at)

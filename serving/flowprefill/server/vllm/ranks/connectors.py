@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from flowprefill.execution.collective import LEADER
+from flowprefill.server.vllm.ranks.messages import Emptied, Ended
+
 
 class Aggregator(Protocol):
     """vLLM's `KVOutputAggregator`."""
@@ -30,3 +33,22 @@ class ConnectorReports:
         with self._lock:
             outputs = [SimpleNamespace(kv_connector_output=said) for said in by_rank]
             return self._aggregator.aggregate(outputs).kv_connector_output
+
+    def result(self, by_rank: Sequence[Ended | Emptied]) -> Any:
+        """The leader's result with what all connectors said."""
+        result = by_rank[LEADER].result
+        said = self.joined([result.kv_connector_output, *(part.connector for part in by_rank[LEADER + 1 :])])
+        if said is not None:
+            result.kv_connector_output = said
+        return result
+
+    def left_behind(self, by_rank: Sequence[Ended]) -> Any:
+        """What the connectors said in a step that gave no result; None when they said nothing."""
+        return self.joined([part.connector for part in by_rank])
+
+    def news(self, rank: int, said: Any, num_ranks: int) -> Any:
+        """What is new to all by this rank's word of finished transfers; None when others have to say it as well."""
+        found = self.joined([said if other == rank else None for other in range(num_ranks)])
+        if found is None or not (found.finished_sending or found.finished_recving or found.failed_recving):
+            return None
+        return found

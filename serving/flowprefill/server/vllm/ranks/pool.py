@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowprefill.clock import Clock
@@ -23,6 +22,7 @@ from flowprefill.scheduling.actions import Cancel, Granularity, Preempt, Resume,
 from flowprefill.scheduling.events import Completed, Failed, Parked, Progress
 from flowprefill.server.vllm.ranks.connectors import ConnectorReports
 from flowprefill.server.vllm.ranks.crew import Crew, RanksLost
+from flowprefill.server.vllm.ranks.flight import Flight, failure, outcome
 from flowprefill.server.vllm.ranks.link import Link
 from flowprefill.server.vllm.ranks.messages import (
     Begin,
@@ -53,19 +53,6 @@ STRAGGLER_TIMEOUT_S = 30.0
 EMPTY_STEP_TIMEOUT_S = 120.0
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A step on the ranks. `executed_s` is up to the last park, `stint_began_s` None without the baton."""
-
-    task: Task
-    slot: int
-    executed_s: float = 0.0
-    stint_began_s: float | None = None
-    standing: set[int] = field(default_factory=set)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    straggling: threading.Timer | None = None
-
-
 class RankedPool:
     """Runs steps on all ranks. Also carries steps without tokens to them and what their KV connectors say back."""
 
@@ -86,8 +73,8 @@ class RankedPool:
         self._on_broken: Callable[[BaseException], None] = lambda error: None
         self._on_news: Callable[[Any], None] = lambda news: None
         self._state = threading.Condition()
-        self._flights: dict[int, _Flight] = {}
-        self._holder: _Flight | None = None
+        self._flights: dict[int, Flight] = {}
+        self._holder: Flight | None = None
         self._results: dict[int, tuple[Any, ...]] = {}
         self._left_behind: dict[int, Any] = {}
         self._emptied: dict[int, Emptied] = {}
@@ -132,7 +119,7 @@ class RankedPool:
             assert not self._closing, "a closed pool takes no tasks"
             assert self._holder is None, f"task {self._holder.task.task_id} holds the baton; cannot submit"
             assert task.task_id not in self._flights, f"task {task.task_id} runs already"
-            flight = self._flights[task.task_id] = _Flight(task=task, slot=step.slot)
+            flight = self._flights[task.task_id] = Flight(task=task, slot=step.slot)
             self._page.row(step.slot).reset()
             self._give_baton(flight)
         self._crew.to_all(Begin(task=task, step=step))
@@ -200,7 +187,7 @@ class RankedPool:
                     f"only ranks {sorted(self._emptied)} of {self.num_ranks} ran an empty step in {EMPTY_STEP_TIMEOUT_S:.0f} s"
                 )
             by_rank = [self._emptied[rank] for rank in range(self.num_ranks)]
-        return self._joined(by_rank)
+        return self._reports.result(by_rank)
 
     def close(self) -> None:
         """Unwind every step, let the ranks end and join every thread. More than once is fine."""
@@ -268,41 +255,32 @@ class RankedPool:
             flight.ended[rank] = ended
             if len(flight.ended) == self.num_ranks:
                 self._all_ended(flight)
-            elif isinstance(ended.event, Failed) and ended.event.error is not None:
-                self._expect_others(flight, f"rank {rank} failed: {ended.event.error}")
+            elif (error := failure(ended)) is not None:
+                self._expect_others(flight, f"rank {rank} failed: {error}")
 
-    def _all_ended(self, flight: _Flight) -> None:
+    def _all_ended(self, flight: Flight) -> None:
         """With the lock."""
         task_id = flight.task.task_id
         by_rank = [flight.ended[rank] for rank in range(self.num_ranks)]
         if flight.straggling is not None:
             flight.straggling.cancel()
-        errors = [
-            f"rank {rank}: {ended.event.error}"
-            for rank, ended in enumerate(by_rank)
-            if isinstance(ended.event, Failed) and ended.event.error is not None
-        ]
-        if not errors and len({type(ended.event) for ended in by_rank}) > 1:
-            self._crew.lose(
-                f"the ranks ended task {task_id} differently: {[ended.event for ended in by_rank]}"
-            )
-            return
-        event = by_rank[LEADER].event
-        if errors:
-            event = Failed(task_id=task_id, error=errors[0], executed_s=event.executed_s)
-        if isinstance(event, Completed):
-            self._results[task_id] = (self._joined(by_rank),)
-        else:
-            said = self._joined_connectors(by_rank)
-            if said is not None:
-                self._left_behind[task_id] = said
+        event = outcome(by_rank)
+        match event:
+            case None:
+                events = [ended.event for ended in by_rank]
+                self._crew.lose(f"the ranks ended task {task_id} differently: {events}")
+                return
+            case Completed():
+                self._results[task_id] = (self._reports.result(by_rank),)
+            case Failed():
+                self._left_behind[task_id] = self._reports.left_behind(by_rank)
         if self._holder is flight:
             self._take_baton(flight)
         del self._flights[task_id]
         self._state.notify_all()
         self._post(event)
 
-    def _expect_others(self, flight: _Flight, reason: str) -> None:
+    def _expect_others(self, flight: Flight, reason: str) -> None:
         """With the lock. A collective that one rank does not enter holds the others forever."""
         if flight.straggling is None:
             flight.straggling = threading.Timer(
@@ -312,8 +290,8 @@ class RankedPool:
             flight.straggling.start()
 
     def _news(self, rank: int, connector: Any) -> None:
-        said = self._reports.joined([connector if r == rank else None for r in range(self.num_ranks)])
-        if said is not None and (said.finished_sending or said.finished_recving or said.failed_recving):
+        said = self._reports.news(rank, connector, self.num_ranks)
+        if said is not None:
             self._on_news(said)
 
     def _lost(self, error: RanksLost) -> None:
@@ -323,27 +301,11 @@ class RankedPool:
         if not closing:
             self._on_broken(error)
 
-    # With or without the lock.
-
-    def _joined(self, by_rank: Sequence[Ended | Emptied]) -> Any:
-        """The leader's result with what all connectors said."""
-        result = by_rank[LEADER].result
-        said = self._joined_connectors(by_rank)
-        if said is not None:
-            result.kv_connector_output = said
-        return result
-
-    def _joined_connectors(self, by_rank: Sequence[Ended | Emptied]) -> Any:
-        said = [part.connector for part in by_rank]
-        leaders = getattr(by_rank[LEADER].result, "kv_connector_output", None)
-        said[LEADER] = said[LEADER] if leaders is None else leaders
-        return self._reports.joined(said)
-
-    def _give_baton(self, flight: _Flight) -> None:
+    def _give_baton(self, flight: Flight) -> None:
         self._holder = flight
         flight.stint_began_s = self._clock.now_s()
 
-    def _take_baton(self, flight: _Flight) -> None:
+    def _take_baton(self, flight: Flight) -> None:
         assert self._holder is flight, f"task {flight.task.task_id} advanced without the baton"
         self._holder = None
         flight.stint_began_s = None

@@ -10,6 +10,8 @@ import pytest
 from flowprefill.scheduling.events import Completed, Failed, Parked
 from flowprefill.server.vllm.ranks import pool as ranked_pool
 from flowprefill.server.vllm.ranks.crew import RanksLost
+from flowprefill.server.vllm.ranks.flight import outcome
+from flowprefill.server.vllm.ranks.messages import Ended
 from support.step_pools import WAIT_S, Stage
 
 
@@ -84,11 +86,17 @@ def test_a_step_that_fails_on_one_rank_alone_is_the_end_of_the_engine(
     assert "a broke" in str(error)
 
 
-def test_ranks_that_end_a_step_differently_are_lost(stage: Stage) -> None:
-    stage.submit(1, "a")
-    stage.pool.preempt(1, 1)
-    assert isinstance(stage.event(), Parked)
-    stage.members[2]._pool.cancel(1)  # what no message of the core asks of a follower
-    stage.collective.stop()
-    stage.pool.resume(1)
-    assert isinstance(stage.broken.get(timeout=WAIT_S), RanksLost)
+def ended(event: Completed | Failed) -> Ended:
+    return Ended(event=event, result=None, connector=None)
+
+
+def test_the_end_of_a_step_is_what_all_ranks_say() -> None:
+    completed, unwound = Completed(task_id=1, executed_s=2.0), Failed(task_id=1, error=None, executed_s=2.0)
+    failed = Failed(task_id=1, error="it broke", executed_s=1.0)
+    assert outcome([ended(completed), ended(completed)]) == completed
+    assert outcome([ended(unwound), ended(unwound)]) == unwound
+    assert outcome([ended(completed), ended(failed)]) == Failed(
+        task_id=1, error="rank 1: it broke", executed_s=2.0
+    )
+    assert outcome([ended(completed), ended(unwound)]) is None, "a mistake that nothing can mend"
+    assert outcome([ended(unwound), ended(completed)]) is None
