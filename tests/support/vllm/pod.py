@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -172,16 +171,3 @@ def kv_transfer(connector: str, role: str | None = None, **extra: Any) -> list[s
     if connector == "NixlConnector":
         config["kv_buffer_device"] = "cpu"
     return ["--kv-transfer-config", json.dumps(config)]
-
-
-NIXL_ENVIRONMENT = {"FLOWPREFILL_NIXL_PROGRESS_THREAD": "0", "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error"}
-"""For two servers on few cores: NIXL's progress thread would spin one core for each."""
-
-
-def nixl_environment(port: int) -> dict[str, str]:
-    """Of a stock server with NIXL whose side channel is on this port."""
-    return NIXL_ENVIRONMENT | {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
-        "PATH": os.environ.get("PATH", ""),
-    }

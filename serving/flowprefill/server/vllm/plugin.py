@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from typing import Any
 
 log = logging.getLogger("vllm.flowprefill")
 
-NIXL_PROGRESS_THREAD = "FLOWPREFILL_NIXL_PROGRESS_THREAD"
-"""Environment variable: "0" leaves out NIXL's progress thread, which spins one core per agent."""
+NIXL_PROGRESS_DELAY = "FLOWPREFILL_NIXL_PROGRESS_DELAY_US"
+"""Environment variable: microseconds that NIXL's progress thread may sleep at a time. Unset, it spins: one core per agent."""
 
 SETTINGS_KEY = "flowprefill"
 """Our section of vLLM's `--additional-config`."""
@@ -35,8 +36,8 @@ def register() -> None:
         log.warning("flowprefill leaves vLLM %s as it is: supported is %s", found, SUPPORTED)
         return
     _replace_busy_loop()
-    if os.environ.get(NIXL_PROGRESS_THREAD) == "0":
-        _leave_out_progress_thread()
+    if (delay_us := os.environ.get(NIXL_PROGRESS_DELAY, "")).isdigit():
+        _pace_progress_thread(int(delay_us))
 
 
 def _replace_busy_loop() -> None:
@@ -59,14 +60,20 @@ def _replace_busy_loop() -> None:
     EngineCoreProc.run_busy_loop = run_busy_loop
 
 
-def _leave_out_progress_thread() -> None:
-    try:
-        from nixl._api import nixl_agent_config
-    except ImportError:
-        return  # no NIXL here
-    configure = nixl_agent_config.__init__
+def _pace_progress_thread(delay_us: int) -> None:
+    """Have each of NIXL's agents wait for its sockets, this long at a time. Its Python interface always says 0: a busy loop."""
+    from vllm.distributed import nixl_utils  # sets UCX up before NIXL is imported
 
-    def without_progress_thread(self: Any, *args: Any, **kwargs: Any) -> None:
-        configure(self, *args, **{**kwargs, "enable_prog_thread": False})
+    agent_class = nixl_utils.NixlWrapper
+    bindings = getattr(sys.modules.get(getattr(agent_class, "__module__", "")), "nixlBind", None)
+    if bindings is None or not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
+        if agent_class is not None:
+            log.warning("%s is set, and this NIXL has no such setting", NIXL_PROGRESS_DELAY)
+        return
+    make_agent = bindings.nixlAgent
 
-    nixl_agent_config.__init__ = without_progress_thread
+    def paced_agent(name: str, config: Any) -> Any:
+        config.pthrDelay = delay_us
+        return make_agent(name, config)
+
+    bindings.nixlAgent = paced_agent

@@ -45,6 +45,13 @@ def test_on_a_cpu_threads_stay_unbound_kv_has_its_size_and_torchs_openmp_is_the_
     assert environment({}, of, around(kv_bytes=5))["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+def test_nixl_waits_for_its_sockets_where_every_core_is_the_models() -> None:
+    name = "FLOWPREFILL_NIXL_PROGRESS_DELAY_US"
+    assert int(environment({}, launch("prefill", device="cpu"), around())[name]) > 0
+    assert environment({name: "7"}, launch("decode", device="cpu"), around())[name] == "7"
+    assert name not in environment({}, launch("decode"), around())
+
+
 def test_other_preloaded_libraries_stay_and_an_openmp_is_not_doubled() -> None:
     of = launch(device="cpu")
     assert (
