@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 
@@ -17,16 +18,22 @@ collect_ignore_glob = [] if HERE else ["test_*.py"]
 if HERE:
     prepare()
     from support.vllm.bench import Bench, engine_core
-    from support.vllm.models import model_directory, small
+    from support.vllm.models import FAMILIES, model_directory, small
     from support.vllm.rank_bench import RankBench, ranked_core
 
 NUM_SLOTS = 5
+WHOLE_MATRIX = "FLOWPREFILL_VLLM_MATRIX"
+"""Environment variable: set, modules with several variants run on all there are. Figures do; it takes long."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module says in VARIANTS which engines its tests run on: a family, a family compiled, or one on two ranks."""
-    if "variant" in metafunc.fixturenames:
-        metafunc.parametrize("variant", metafunc.module.VARIANTS, scope="module")
+    if "variant" not in metafunc.fixturenames:
+        return
+    variants = metafunc.module.VARIANTS
+    if os.environ.get(WHOLE_MATRIX) and len(variants) > 1:
+        variants = tuple(f"{family}{how}" for how in ("", " compiled", " ranks") for family in FAMILIES)
+    metafunc.parametrize("variant", variants, scope="module")
 
 
 @pytest.fixture(scope="module")

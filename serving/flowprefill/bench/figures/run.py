@@ -26,7 +26,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "cluster_figures.requests",
     ),
     # Measured with vLLM's engine core in this process, in vLLM's environment.
-    "vllm": ("vllm_figures.points", "vllm_figures.against_stock"),
+    "vllm": ("vllm_figures.exactness", "vllm_figures.points", "vllm_figures.against_stock"),
 }
 CHECKOUT = Path(__file__).parents[4] / "tests"
 
