@@ -14,7 +14,8 @@
 | `page.py` | the shared page: where all ranks of a step stop, and how far they are |
 | `gate.py` | a rank's gate for one step |
 | `member.py`, `worker.py` | a rank's side, and vLLM's worker with it |
-| `pool.py`, `gathering.py`, `executor.py` | the engine core's side: the pool, how ranks come to it, vLLM's executor |
+| `pool.py`, `flight.py`, `crew.py` | the engine core's side: the pool, its steps, and the ranks as they are reached |
+| `gathering.py`, `executor.py` | how ranks come to their core, and vLLM's executor that starts them |
 | `connectors.py` | what the ranks' KV connectors say, as one |
 
 Every wait is for a message or an event; nothing polls.
