@@ -34,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 
 PACKAGE = "flowprefill.engines.vllm_engine"
 WAIT_S = 25.0
+"""How long an engine in this process may take for anything that a test waits for."""
 
 Ended = Completed | Failed | Parked
 
@@ -110,6 +111,7 @@ class Bench:
         self._running: Flight | None = None
         self.current_task: Callable[[], int | None] = self._task_of_script
         self.logits: dict[int, dict[str, str]] = {}  # by task, by request
+        self.wait_s = WAIT_S
         self._next_id = 0
         self._digests = watch_logits
         self._build()
@@ -390,7 +392,7 @@ class Bench:
 
     def _await(self, flight: Flight) -> None:
         """Handle events until this step has paused or ended."""
-        while self._take(self._events.get(timeout=WAIT_S)) is not flight:
+        while self._take(self._events.get(timeout=self.wait_s)) is not flight:
             pass
 
     def _take(self, event: Ended) -> Flight:
@@ -410,24 +412,21 @@ class Bench:
     def _completed(self, flight: Flight) -> None:
         del self._flights[flight.task_id]
         (result,) = self._pool.take_results(flight.task_id)
-        flight.record = StepRecord(
-            members=flight.members,
-            logits=self.computed_logits(flight.task_id),
-            kv={
-                m.request_id: self._kv_digest(m)
-                for m in flight.members
-                if self._digests and m.request_id in self.vllm.requests
-            },
-        )
+        flight.record = self.computed(flight.task_id, flight.members)
         self.records.append(flight.record)
         self.bridge.end(flight.task_id, result)
 
     def _expect(self, flight: Flight) -> None:
         """This step advances next."""
 
-    def computed_logits(self, task_id: int) -> Mapping[str, str]:
-        """Digests by request, once."""
-        return self.logits.pop(task_id, {})
+    def computed(self, task_id: int, members: tuple[Member, ...]) -> StepRecord:
+        """What a step has computed. Once."""
+        kv = {
+            m.request_id: self._kv_digest(m)
+            for m in members
+            if self._digests and m.request_id in self.vllm.requests
+        }
+        return StepRecord(members=members, logits=self.logits.pop(task_id, {}), kv=kv)
 
     def _full_blocks(self, member: Member) -> Sequence[int]:
         """Blocks that are full up to the member's end."""

@@ -19,7 +19,7 @@ from flowprefill.server.settings import scheduler_settings
 from flowprefill.server.vllm.core_settings import DEFAULT_LIVE
 from flowprefill.server.vllm.loop import PreemptiveLoop, within_slots
 from flowprefill_crd import LiveConfig
-from support.vllm.bench import WAIT_S, Bench, Member, StepRecord
+from support.vllm.bench import Bench, Member
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
@@ -79,10 +79,10 @@ class LoopBench:
     def __exit__(self, *exc: object) -> None:
         self._core.shutdown_state = EngineShutdownState.REQUESTED
         self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
-        self._thread.join(WAIT_S)
+        self._thread.join(self.bench.wait_s)
         assert not self._thread.is_alive(), "the loop did not end"
         self._core.output_queue.put_nowait(None)
-        self._listener.join(WAIT_S)
+        self._listener.join(self.bench.wait_s)
         self._restore()
         if self.error is not None:
             raise self.error
@@ -108,7 +108,7 @@ class LoopBench:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until clients have heard enough."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self.bench.wait_s
         with self._changed:
             while not condition():
                 assert self.error is None, self.error
@@ -182,17 +182,7 @@ class LoopBench:
 
         def end_recorded(task_id: int, result: Any) -> Any:
             members = self.steps[task_id]
-            bench.records.append(
-                StepRecord(
-                    members=members,
-                    logits=bench.computed_logits(task_id),
-                    kv={
-                        m.request_id: bench._kv_digest(m)
-                        for m in members
-                        if m.request_id in bench.vllm.requests
-                    },
-                )
-            )
+            bench.records.append(bench.computed(task_id, members))
             bench.started.append(members)
             return end(task_id, result)
 

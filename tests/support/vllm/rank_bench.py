@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from flowprefill.clock import MonotonicClock
 from flowprefill.scheduling.actions import Granularity
 from flowprefill.server.vllm.ranks.pool import RankedPool
 from flowprefill.server.vllm.step_pool import StepPool
-from support.vllm.bench import WAIT_S, Bench, Flight, Member, engine_core
+from support.vllm.bench import Bench, Flight, Member, StepRecord, engine_core
 from support.vllm.tokens import random_prompt
 from vllm.v1.engine.core import EngineCore
 
@@ -29,6 +30,10 @@ def ranked_core(
         distributed_executor_backend="flowprefill.server.vllm.ranks.executor.RankedExecutor",
         **engine_args,
     )
+
+
+RANKS_WAIT_S = 100.0
+"""As `WAIT_S`: ranks of the tests share two cores, and each spins while it waits for the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,10 @@ class RankBench(Bench):
 
     def __init__(self, core: EngineCore, num_slots: int) -> None:
         self._num_slots = num_slots
+        self._points = 0
+        self._asking = threading.Lock()  # a test and its loop may ask at once
         super().__init__(core)
+        self.wait_s = RANKS_WAIT_S
         self._settle()
 
     def _settle(self) -> None:
@@ -67,14 +75,15 @@ class RankBench(Bench):
         flight.pause_at = None
 
     def _completed(self, flight: Flight) -> None:
-        flight.points = self._rpc("probe_num_passed", flight.task_id)[0]
         super()._completed(flight)
+        flight.points = self._points
 
-    def computed_logits(self, task_id: int) -> Mapping[str, str]:
-        found: Mapping[str, str] = self._rpc("probe_take_logits", task_id)[
-            0
-        ]  # ranks gather them at the first
-        return found
+    def computed(self, task_id: int, members: tuple[Member, ...]) -> StepRecord:
+        blocks = {m.request_id: self._full_blocks(m) for m in members if m.request_id in self.vllm.requests}
+        by_rank = self._rpc("probe_computed", task_id, blocks)
+        logits, _, self._points = by_rank[0]  # ranks gather logits at the first
+        kv = {name: "-".join(found[name] for _, found, _ in by_rank) for name in blocks}
+        return StepRecord(members=members, logits=logits, kv=kv)
 
     def loop_pool(self) -> StepPool:
         return _Kept(self._ranked)
@@ -82,9 +91,6 @@ class RankBench(Bench):
     def watch_points(self, watched: bool) -> None:
         if watched:
             self._ranked.connect(self._events.put)
-
-    def _kv_digest(self, member: Member) -> str:
-        return "-".join(self._rpc("probe_kv", self._full_blocks(member)))
 
     def may_overtake(self, point: int, granularity: Granularity) -> bool:
         """Behind the last collective but one nobody meets any more."""
@@ -118,7 +124,8 @@ class RankBench(Bench):
         return self._num_slots
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        answers: list[Any] = self.core.model_executor.collective_rpc(method, args=args, timeout=60)
+        with self._asking:
+            answers: list[Any] = self.core.model_executor.collective_rpc(method, args=args, timeout=60)
         return answers
 
 
@@ -138,7 +145,7 @@ class _Kept:
         for task_id in under_way:
             self._pool.cancel(task_id)
         with self._pool._state:
-            assert self._pool._state.wait_for(lambda: not self._pool._flights, WAIT_S), "steps unwind"
+            assert self._pool._state.wait_for(lambda: not self._pool._flights, RANKS_WAIT_S), "steps unwind"
             for task_id in under_way:
                 self._pool._results.pop(task_id, None)
                 self._pool._left_behind.pop(task_id, None)

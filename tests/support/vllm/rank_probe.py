@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowprefill.execution.collective import LEADER
@@ -44,16 +44,15 @@ class ProbeWorker(RankedWorker):
         """Have whatever runs raise at this point, with this reason; None for nothing."""
         self._fail_at = failing
 
-    def probe_num_passed(self, task_id: int) -> int:
-        """Points that the step has passed. Once."""
+    def probe_computed(
+        self, task_id: int, blocks: Mapping[str, Sequence[int]]
+    ) -> tuple[dict[str, str], dict[str, str], int]:
+        """A step's digests of logits and of these blocks in every layer, by request, and its points. Once."""
         self._pause_at.pop(task_id, None)
-        return self._num_passed.pop(task_id)
+        kv = {name: self._digest_of(block_ids) for name, block_ids in blocks.items()}
+        return self._logits.pop(task_id, {}), kv, self._num_passed.pop(task_id, 0)
 
-    def probe_take_logits(self, task_id: int) -> dict[str, str]:
-        return self._logits.pop(task_id, {})
-
-    def probe_kv(self, block_ids: Sequence[int]) -> str:
-        """Digest of these blocks in every layer of this rank's part."""
+    def _digest_of(self, block_ids: Sequence[int]) -> str:
         found = hashlib.sha256()
         for layer in self._first_runner.kv_caches:
             for block_id in block_ids:

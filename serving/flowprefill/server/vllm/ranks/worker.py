@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from flowprefill.engines.vllm_engine.steps import StepEngine
-from flowprefill.engines.vllm_engine.worker import PreemptiveWorker
+from flowprefill.engines.vllm_engine.worker import LOOKAHEAD, PreemptiveWorker
+from flowprefill.engines.window import LaunchWindow
 from flowprefill.server.vllm.ranks.gathering import join
 from flowprefill.server.vllm.ranks.member import Member
 
-RUN_AHEAD_POINTS = {"cpu": 0}
-"""How many points a host passes at most before its device has done the work: 0 where the host computes itself."""
-
-DEFAULT_RUN_AHEAD_POINTS = 3
+RUN_AHEAD_POINTS = LOOKAHEAD + 1
+"""How many points a host passes at most before its device has done the work: the window's, and the one that it waits at."""
 
 
 class RankedWorker(PreemptiveWorker):
@@ -30,10 +31,16 @@ class RankedWorker(PreemptiveWorker):
             link,
             page,
             StepEngine(self, self.thread_context),
-            run_ahead=RUN_AHEAD_POINTS.get(self.device.type, DEFAULT_RUN_AHEAD_POINTS),
+            run_ahead=0 if self.device.type == "cpu" else RUN_AHEAD_POINTS,
         )
         self.tell_connector_news = self._member.tell
         self._member.start()
+
+    def new_window(self, num_tokens: int) -> LaunchWindow | None:
+        """As of one rank, and for short steps too: without a window ranks could be any number of points apart."""
+        if self.device.type != "cuda":
+            return None
+        return LaunchWindow(torch.cuda.Event, LOOKAHEAD)
 
     def shutdown(self) -> None:
         """Let go of the core, then of the model."""
