@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from flowprefill.engines.protocol import TaskUnwound
 from flowprefill.execution.collective import LEADER, RanPastStop
@@ -71,18 +71,24 @@ class _Rank:
     inside: bool = False
     pausing: bool = False
     standing: bool = False
+    at_window: bool = False
+    device_position: int = 0
+    device_points: int = 0
+    device_collectives: int = 0
     stood_at: list[int] = field(default_factory=list)
     end: str | None = None
 
 
-def random_parts(chance: random.Random, *, false_meetings: bool = False) -> list[Part]:
+def random_parts(
+    chance: random.Random, *, most_stretches: int = 8, false_meetings: bool = False
+) -> list[Part]:
     """A forward: tiles of operators between collectives, of which some have no meeting behind them.
 
     `false_meetings` puts some where no collective lies before.
     """
     parts: list[Part] = []
     behind_one = False
-    for _ in range(chance.randint(1, 8)):
+    for _ in range(chance.randint(1, most_stretches)):
         for _ in range(chance.choice([0, 1, 2, 3, chance.randint(1, 9)])):
             marked = behind_one and chance.random() < 0.8
             if false_meetings and not behind_one:
@@ -106,12 +112,12 @@ class Agreement:
     troubles: tuple[str, ...]
 
 
-def agreement(num_runs: int, *, first_seed: int = 0, false_meetings: bool = False) -> Agreement:
-    """Random plans and skews, as many as asked for. About a millisecond each."""
+def agreement(num_runs: int, *, first_seed: int = 0, **how: Any) -> Agreement:
+    """Random plans and skews, as many as asked for. About a millisecond each; `how` is `MeetingRanks`'s."""
     pauses = unwound = 0
     troubles: list[str] = []
     for seed in range(first_seed, first_seed + num_runs):
-        ranks = MeetingRanks(seed, false_meetings=false_meetings).run()
+        ranks = MeetingRanks(seed, **how).run()
         pauses += len(ranks.pauses)
         unwound += ranks.ranks[LEADER].end == "unwound"
         if ranks.trouble is not None:
@@ -123,10 +129,25 @@ class MeetingRanks:
     """One step on several ranks, paused and let go, or unwound, at random moments. `trouble` is what went wrong."""
 
     def __init__(
-        self, seed: int, *, parts: Sequence[Part] | None = None, false_meetings: bool = False
+        self,
+        seed: int,
+        *,
+        parts: Sequence[Part] | None = None,
+        false_meetings: bool = False,
+        lookahead: int = 0,
+        run_ahead: int | None = None,
     ) -> None:
+        """With a `lookahead` each rank has a device: hosts only launch, at most so many points ahead of what it has done.
+
+        `run_ahead` is what the gates are told of it, by default one more.
+        """
+        self.lookahead = lookahead
+        self._run_ahead = (lookahead + 1 if lookahead else 0) if run_ahead is None else run_ahead
         self.chance = chance = random.Random(seed)
-        self.parts = parts if parts is not None else random_parts(chance, false_meetings=false_meetings)
+        most_stretches = 40 if lookahead else 8
+        self.parts = parts or random_parts(
+            chance, most_stretches=most_stretches, false_meetings=false_meetings
+        )
         num_ranks = chance.choice([2, 2, 3, 4])
         shape = PageShape(num_slots=1, num_ranks=num_ranks)
         self.row = Row(memoryview(bytearray(shape.size_bytes)).cast("q"))
@@ -170,6 +191,8 @@ class MeetingRanks:
             self._messages[self.chance.choice(links)].popleft()()
             return True
         (rank,) = self.chance.choices(self.ranks, cum_weights=self._paces)
+        if self.lookahead and self.chance.random() < 0.5:
+            return self._compute(rank)
         return self._advance(rank)
 
     def _can_move(self) -> bool:
@@ -177,7 +200,7 @@ class MeetingRanks:
         leader = self.ranks[LEADER]
         if leader.own.parked or any(self._messages.values()):
             return True
-        return any(self._advance(rank) for rank in self.ranks)
+        return any(self._advance(rank) or (self.lookahead > 0 and self._compute(rank)) for rank in self.ranks)
 
     def _do_control(self) -> bool:
         own = self.ranks[LEADER].own
@@ -202,6 +225,8 @@ class MeetingRanks:
         try:
             if rank.pausing:
                 self._pause(rank)
+            elif rank.at_window:
+                self._pass_window(rank)
             elif rank.position == len(self.parts):
                 rank.end = "completed"
             elif self.parts[rank.position] == "collective":
@@ -217,6 +242,10 @@ class MeetingRanks:
         return True
 
     def _collective(self, rank: _Rank) -> bool:
+        if self.lookahead:  # only launched
+            rank.entered += 1
+            rank.position += 1
+            return True
         if not rank.inside:
             rank.inside = True
             rank.entered += 1
@@ -231,11 +260,33 @@ class MeetingRanks:
         rank.index += 1
         rank.num_meetings += self.parts[rank.position] == "meeting"
         rank.gate.index = rank.index
+        rank.at_window = True
+        self._pass_window(rank)
+
+    def _pass_window(self, rank: _Rank) -> None:
+        """Wait for the device, unless somebody is to stop; then look at the gate."""
+        behind = rank.index - self.lookahead
+        if self.lookahead and behind >= rank.device_points and not rank.gate.raised:
+            raise _Blocked
+        rank.at_window = False
         if rank.gate.raised:
             rank.pausing = True
             self._pause(rank)
         else:
             rank.position += 1
+
+    def _compute(self, rank: _Rank) -> bool:
+        """The rank's device does the next thing that its host has launched."""
+        if rank.device_position >= rank.position:
+            return False
+        if self.parts[rank.device_position] == "collective":
+            if min(other.entered for other in self.ranks) <= rank.device_collectives:
+                return False
+            rank.device_collectives += 1
+        else:
+            rank.device_points += 1
+        rank.device_position += 1
+        return True
 
     def _pause(self, rank: _Rank) -> None:
         if rank.standing:  # within `stand`, which waits in its own gate
@@ -254,7 +305,9 @@ class MeetingRanks:
             self._leader_board if rank == LEADER else FollowerBoard(self.row, own, lambda: self._park(rank))
         )
         made: _Rank
-        gate = MeetingGate(board, rank=rank, own=own, num_meetings=lambda: made.num_meetings)
+        gate = MeetingGate(
+            board, rank=rank, own=own, num_meetings=lambda: made.num_meetings, run_ahead=self._run_ahead
+        )
         made = _Rank(rank=rank, own=own, gate=gate)
         return made
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.meeting_ranks import MeetingRanks, agreement
 
-RUNS = 4_000
+RUNS = 2_000
 """Random plans and skews here; the engine's figures take a hundred thousand."""
 
 
@@ -19,6 +19,16 @@ def test_ranks_agree_where_to_stop_over_random_plans_and_skews() -> None:
 
 def test_a_meeting_without_a_collective_before_it_is_noticed() -> None:
     assert agreement(400, false_meetings=True).troubles != ()
+
+
+def test_ranks_whose_hosts_run_ahead_of_their_devices_agree_as_well() -> None:
+    found = agreement(RUNS // 10, lookahead=3)
+    assert found.troubles == ()
+    assert found.num_pauses > RUNS / 20, "else little is tested"
+
+
+def test_ranks_that_are_told_too_little_of_how_far_hosts_run_ahead_miss_each_other() -> None:
+    assert any("ran past" in trouble for trouble in agreement(400, lookahead=3, run_ahead=0).troubles)
 
 
 @pytest.mark.parametrize("seed", range(50))
