@@ -20,6 +20,7 @@ from support.vllm.pod import VllmPod, kv_transfer, vllm_pod
 from support.vllm.samples import Samples, samples
 from support.vllm.server import VllmServer, vllm_server
 
+pytestmark = pytest.mark.timeout(600)  # servers start within a test's time
 MAX_LEN = 8192
 DEV = {"VLLM_SERVER_DEV_MODE": "1"}
 """For /reset_prefix_cache."""

@@ -23,10 +23,12 @@ from support.vllm.pod import VllmPod, vllm_pod
 from support.vllm.samples import Samples, samples
 from support.vllm.tokens import random_prompt
 
+pytestmark = pytest.mark.timeout(600)  # servers start within a test's time
 MAX_LEN = 8192
 LEASE_S = 12
 PREEMPTIONS = "flowprefill_prefill_preemptions_total"
 RECEIVED = "vllm:external_prefix_cache_hits_total"
+RECEIVED_BY_POD = "flowprefill_kv_transfer_received_tokens_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ async def test_answers_through_our_proxy_are_the_same(pair: Pair, tmp_path: Path
         found = await preempting(pair.prefill, prompts, ask)
         await running.at_rest()
     assert found == [one.text for one in expected]
+    await until_async(lambda: is_told(pair), what="the pod's own counter")
     assert pair.prefill.metrics().total(PREEMPTIONS) - preempted.total(PREEMPTIONS) >= 3
     assert pair.decode_metrics().total(RECEIVED) - before.total(RECEIVED) == transferable(prompts)
     await nothing_held(pair)
@@ -146,7 +149,7 @@ async def test_a_client_that_leaves_in_the_middle_frees_its_prompt_without_a_lea
         async with pair.prefill.states() as states:
             given_up = asyncio.ensure_future(prefill_leg(prefill, long, vllm_xargs={"ttft_slo": 60.0}))
             await until_runs(states, len(long))
-        kv_params = asyncio.ensure_future(prefill_leg(prefill, short, vllm_xargs={"ttft_slo": 1.0}))
+        kv_params = asyncio.ensure_future(prefill_leg(prefill, short, vllm_xargs={"ttft_slo": 5.0}))
         given_up.cancel()
         await kv_params
         begun = asyncio.get_running_loop().time()
@@ -167,6 +170,11 @@ async def test_kv_that_nobody_pulls_goes_with_its_lease(pair: Pair) -> None:
 def transferable(prompts: tuple[Prompt, ...]) -> int:
     """All tokens of all prompts: NIXL's last block may be part full."""
     return sum(len(prompt.token_ids) for prompt in prompts)
+
+
+async def is_told(pair: Pair) -> bool:
+    """Whether the decode pod tells of as many tokens as its vLLM; it asks every few seconds."""
+    return pair.decode.metrics().total(RECEIVED_BY_POD) == pair.decode_metrics().total(RECEIVED) > 0
 
 
 async def holds(pair: Pair, num_blocks: int) -> bool:

@@ -14,13 +14,12 @@ import httpx
 from flowprefill.wire import Endpoint, PodState
 from support.proxy_under_test import Running, running_proxy
 from support.vllm.completions import body
-from support.vllm.pod import VllmPod
+from support.vllm.pod import LIVE, LONG_TTFT_S, SHORT_TTFT_S, VllmPod
 from support.vllm.server import REQUEST_TIMEOUT_S
 from support.vllm.tokens import random_prompt
 
 NUM_TOKENS = 8
 BLOCK = 32
-LONG_TTFT_S, SHORT_TTFT_S = 60.0, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ Ask = Callable[[Prompt], Awaitable[Answer]]
 
 
 def load(
-    seed: int, *, num_long: int = 3, shorts_each: int = 3, long_tokens: int = 6000
+    seed: int, *, num_long: int = 3, shorts_each: int = 3, long_tokens: int = 4000
 ) -> tuple[Prompt, ...]:
     """`num_long` long prompts, each followed by its short ones. No two share a prefix.
 
@@ -106,7 +105,7 @@ PROXY = {
 @asynccontextmanager
 async def proxied(directory: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[Running, Ask[str]]]:
     """Our proxy in front of these pods, and a client of it; long prompts are in a patient class. Answers are text."""
-    async with running_proxy(directory, endpoints, config=PROXY) as running:
+    async with running_proxy(directory, endpoints, config=PROXY, live=LIVE) as running:
         kinds = {True: "batch", False: "chat"}
         clients = {
             is_long: httpx.AsyncClient(

@@ -21,7 +21,7 @@ from flowprefill_operator.node.ports import free_ports
 from support.vllm.environment import environment
 from support.vllm.usage import Usage, group, is_alive, tree, usage
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 120.0
 POLL_S = 0.1
