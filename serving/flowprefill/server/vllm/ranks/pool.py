@@ -297,9 +297,7 @@ class RankedPool:
     def _lost(self, error: RanksLost) -> None:
         with self._state:
             self._state.notify_all()
-            closing = self._closing
-        if not closing:
-            self._on_broken(error)
+        self._on_broken(error)
 
     def _give_baton(self, flight: Flight) -> None:
         self._holder = flight
