@@ -28,6 +28,7 @@ class ProbeWorker(RankedWorker):
         self._task = threading.local()
         self._logits: dict[int, dict[str, str]] = {}
         self._num_reduced = 0
+        self._last_stint: Any = None
         self._num_met = 0
         self._false_meetings = 0
         self._watch_logits()
@@ -80,7 +81,7 @@ class ProbeWorker(RankedWorker):
         stint, task_id = self.stage.stint, getattr(self._task, "id", None)
         if stint is None or task_id is None:
             return
-        self._check_meeting(stint.num_meetings)
+        self._check_meeting(stint)
         index = stint.index - 1
         if self._fail_at is not None and index == self._fail_at[0]:
             raise RuntimeError(self._fail_at[1])
@@ -92,11 +93,11 @@ class ProbeWorker(RankedWorker):
             self._num_tickets += 1
             self._member._pool.preempt(task_id, self._num_tickets)
 
-    def _check_meeting(self, num_met: int) -> None:
-        """A point that counts as a meeting has a collective before it."""
-        if num_met > self._num_met and self._num_reduced == 0:
+    def _check_meeting(self, stint: Any) -> None:
+        """A point that counts as a meeting has a collective before it; judged where no other step ran in between."""
+        if stint is self._last_stint and stint.num_meetings > self._num_met and self._num_reduced == 0:
             self._false_meetings += 1
-        self._num_met, self._num_reduced = num_met, 0
+        self._last_stint, self._num_met, self._num_reduced = stint, stint.num_meetings, 0
 
     def _watch_collectives(self) -> None:
         group = get_tp_group()
