@@ -15,7 +15,7 @@ import pytest
 
 from support.capabilities import require
 from support.pods import until_async
-from support.vllm.completions import Completion, completion
+from support.vllm.completions import Completion, body, completion
 from support.vllm.models import model_directory, small
 from support.vllm.pair import NUM_TOKENS, Prompt, load, preempting, proxied, until_runs
 from support.vllm.pd_client import both_legs, decode_leg, prefill_leg
@@ -82,9 +82,18 @@ def pair(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
 
 
 async def shake_hands(pair: Pair) -> None:
-    """Let the pods get to know each other while neither is busy: vLLM allows five seconds for it."""
+    """Let the pods get to know each other while neither is busy.
+
+    vLLM gives a handshake five seconds and fails the request after them; the next request tries anew.
+    """
+    prompt = random_prompt(40, seed=0)
     async with pair.prefill.client() as prefill, pair.decode.client() as decode:
-        await both_legs(prefill, decode, random_prompt(40, seed=0), 1)
+
+        async def done() -> bool:
+            request = body(prompt, 1, kv_transfer_params=await prefill_leg(prefill, prompt))
+            return (await decode.post("/v1/completions", json=request)).status_code == 200
+
+        await until_async(done, what="a handshake")
 
 
 async def alone(pair: Pair, prompts: tuple[Prompt, ...]) -> list[Completion]:
