@@ -103,7 +103,7 @@ def test_a_model_that_is_fetched_is_told_with_the_time_it_began(cluster: Operate
     cluster.apply(namespace, simulated("web", model={"uri": "hf://org/model"}))
     cluster.wait_condition(namespace, "web", "PrefillReady", "False", reason="FetchingModel")
     since = cluster.service(namespace, "web")["status"]["loadingSince"]
-    created = min(pod["metadata"]["creationTimestamp"] for pod in cluster.pods(namespace, "web", "prefill"))
+    created = min(pod["metadata"]["creationTimestamp"] for pod in cluster.pods(namespace, "web"))
     assert datetime.fromisoformat(since) >= datetime.fromisoformat(created)
     cluster.node.forget(rule)
     cluster.wait_ready(namespace, "web")

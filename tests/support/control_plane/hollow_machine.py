@@ -22,6 +22,8 @@ LEASE_S = 40
 ALLOCATABLE = {"cpu": "100k", "memory": "1Pi", "pods": "100k", "ephemeral-storage": "1Pi"}
 HOST_IP = "127.0.0.1"
 GPU = "nvidia.com/gpu"
+GPU_LABELS = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+"""As NVIDIA's feature discovery sets them; samples select nodes by them."""
 LOCK_PORT = 47_640
 
 
@@ -34,7 +36,7 @@ class Machine:
         self._offered = ALLOCATABLE | ({GPU: str(gpus)} if gpus else {})
         self._labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
         if gpus:
-            self._labels["nvidia.com/gpu.present"] = "true"
+            self._labels |= GPU_LABELS
 
     async def register(self) -> None:
         """Make the node and wait until pods may be scheduled to it."""

@@ -104,7 +104,7 @@ def test_up_refuses_what_this_machine_never_runs_before_anything_starts(tmp_path
     state = tmp_path / "state"
     done = RUN.invoke(app, ["up", "-f", str(SAMPLES / "vllm-gpu.yaml"), "-d", "--state-dir", str(state)])
     assert done.exit_code == 2
-    assert 'spec.engine.type: "vllm" does not run on this machine' in done.stderr
+    assert 'spec.engine.type: "vllm" does not run in this environment' in done.stderr
     assert "--files FOLDER" in done.stderr
     assert not list(state.rglob("*.yaml"))
 
