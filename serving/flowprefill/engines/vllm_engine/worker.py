@@ -18,6 +18,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from flowprefill.engines.vllm_engine.points import PointCounts, instrument
 from flowprefill.engines.vllm_engine.slots import Slot, Slots
 from flowprefill.engines.vllm_engine.stint import Stage
+from flowprefill.engines.vllm_engine.supported import SETTINGS_KEY
 from flowprefill.engines.vllm_engine.tiled_attention import build_tiles
 from flowprefill.engines.vllm_engine.tiles import TileLimits
 from flowprefill.engines.window import LaunchWindow
@@ -122,7 +123,7 @@ class PreemptiveWorker(PlatformWorker):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return (self.vllm_config.additional_config or {}).get("flowprefill") or {}
+        return (self.vllm_config.additional_config or {}).get(SETTINGS_KEY) or {}
 
     def _ask_connector(self) -> None:
         now_s = time.monotonic()

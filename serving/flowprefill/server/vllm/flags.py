@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowprefill.engines.models import ResolvedModel
+from flowprefill.engines.vllm_engine.supported import SETTINGS_KEY
 from flowprefill.errors import InvalidConfiguration
 from flowprefill.scheduling.profile import Profile
 from flowprefill.server.vllm.core_settings import CoreSettings
@@ -119,7 +120,7 @@ def additional_config(launch: Launch) -> dict[str, Any]:
         operator_tile_tokens=launch.config.engine.operator_tile_tokens,
         **given,
     )
-    return {"flowprefill": settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)}
+    return {SETTINGS_KEY: settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)}
 
 
 def _of_the_service(launch: Launch) -> list[str]:

@@ -314,6 +314,11 @@ class PreemptiveLoop:
         self._prompts.add(arrived.request_id)
         self._events.append(Arrival(requests=(arrived,)))
 
+    def _arrive_anew(self, request: Any) -> None:
+        """As one that has just come, under an id of its own: the scheduler takes each id once."""
+        self._attempts[request.request_id] = self._attempts.get(request.request_id, 0) + 1
+        self._arrive(request)
+
     def _enter_again(self, request_ids: Sequence[str]) -> None:
         """vLLM left these out of their batch: the batch goes on without them, and they wait as if they had just come."""
         for request_id in request_ids:
@@ -321,8 +326,7 @@ class PreemptiveLoop:
             self._events.append(Cancelled(request_id=request_id))
             request = self._vllm.requests.get(vllm_id(request_id))
             if request is not None:
-                self._attempts[request.request_id] = self._attempts.get(request.request_id, 0) + 1
-                self._arrive(request)
+                self._arrive_anew(request)
 
     def _start_over_preempted(self, left_out: Sequence[str]) -> None:
         """Answers that vLLM took the blocks of, for want of others: their tokens so far are prompts again."""
@@ -330,8 +334,7 @@ class PreemptiveLoop:
             request = self._vllm.requests.get(request_id)
             if request is not None and request.status == RequestStatus.PREEMPTED:
                 self._answers.discard(request_id)
-                self._attempts[request_id] = self._attempts.get(request_id, 0) + 1
-                self._arrive(request)
+                self._arrive_anew(request)
 
     # What no task does.
 

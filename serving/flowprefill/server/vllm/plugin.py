@@ -12,13 +12,12 @@ import os
 import sys
 from typing import Any
 
+from flowprefill.engines.vllm_engine.supported import SETTINGS_KEY, SUPPORTED, installed_version
+
 log = logging.getLogger("vllm.flowprefill")
 
 NIXL_PROGRESS_DELAY = "FLOWPREFILL_NIXL_PROGRESS_DELAY_US"
 """Environment variable: microseconds that NIXL's progress thread may sleep at a time. Unset, it spins: one core per agent."""
-
-SETTINGS_KEY = "flowprefill"
-"""Our section of vLLM's `--additional-config`."""
 
 _registered = False
 
@@ -29,8 +28,6 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    from flowprefill.engines.vllm_engine.supported import SUPPORTED, installed_version
-
     found = installed_version()
     if found is None or found.partition("+")[0] != SUPPORTED:
         log.warning("flowprefill leaves vLLM %s as it is: supported is %s", found, SUPPORTED)
